@@ -1,0 +1,7 @@
+"""``python -m sandkeep``."""
+
+import sys
+
+from sandkeep.cli.main import main
+
+sys.exit(main())

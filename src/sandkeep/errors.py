@@ -1,0 +1,201 @@
+"""Every error sandkeep raises on purpose, split by who can act on it.
+
+::
+
+    SandkeepError
+    ├── InvalidRequest          the caller's mistake; ``field`` names the argument
+    ├── NotFound                a named thing that is not there; ``kind`` and ``name``
+    ├── WrongState              the thing is there, but not in a state that allows this
+    │   └── SessionStopped      the session has ended; ``session``
+    ├── LimitReached            a stated limit; ``limit`` and ``value``
+    ├── HostCannot              this machine cannot do it; ``part``, ``why``, and a hint
+    │   ├── IsolationUnavailable    a barrier cannot be had and nobody accepted its absence
+    │   └── LimitUnenforceable      a resource limit was asked for and cannot be enforced
+    ├── PathError               a file operation; ``path``, ``errno``, ``operation``
+    │   ├── PathNotFound
+    │   ├── PathExists
+    │   ├── NotDirectory
+    │   ├── IsDirectory
+    │   ├── PathPermission
+    │   ├── NoSpace
+    │   └── ArchiveError        an archive entry; ``entry`` and how many entries are in place
+    ├── ProcessError
+    │   ├── ExecutableNotFound  ``command``
+    │   ├── ExecutableRefused   found, but the kernel will not run it
+    │   └── StdinUnavailable    never attached, closed, or nobody reads any more
+    ├── ImageError              an image cannot be resolved, fetched, verified or unpacked; ``image``
+    ├── LayerError              the layer store is not as it must be; ``layer``
+    ├── TransportError          the other side went away or spoke another protocol
+    └── InternalError           our bug
+
+Facts are attributes, prose is the message; code never parses messages. ``code`` is the stable spelling used
+on every wire, ``hint`` says what to do next. This module imports nothing outside the standard library: the
+supervisor uses it too.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+import os
+from typing import Any, ClassVar
+
+
+class SandkeepError(Exception):
+    """Root of the tree. Keyword facts become attributes and travel as ``details``."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details
+
+    def __getattr__(self, name: str) -> Any:
+        details = self.__dict__.get("details", {})
+        if name in details:
+            return details[name]
+        raise AttributeError(name)
+
+    def to_json(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.hint:
+            body["hint"] = self.hint
+        if self.details:
+            body["details"] = self.details
+        return body
+
+
+class InvalidRequest(SandkeepError):
+    code = "invalid_request"
+
+
+class NotFound(SandkeepError):
+    code = "not_found"
+
+
+class WrongState(SandkeepError):
+    code = "wrong_state"
+
+
+class SessionStopped(WrongState):
+    code = "session_stopped"
+
+
+class LimitReached(SandkeepError):
+    code = "limit_reached"
+
+
+class HostCannot(SandkeepError):
+    code = "host_cannot"
+
+
+class IsolationUnavailable(HostCannot):
+    code = "isolation_unavailable"
+
+
+class LimitUnenforceable(HostCannot):
+    code = "limit_unenforceable"
+
+
+class PathError(SandkeepError):
+    code = "path_error"
+
+
+class PathNotFound(PathError):
+    code = "path_not_found"
+
+
+class PathExists(PathError):
+    code = "path_exists"
+
+
+class NotDirectory(PathError):
+    code = "not_a_directory"
+
+
+class IsDirectory(PathError):
+    code = "is_a_directory"
+
+
+class PathPermission(PathError):
+    code = "permission_denied"
+
+
+class NoSpace(PathError):
+    code = "no_space"
+
+
+class ArchiveError(PathError):
+    code = "archive_error"
+
+
+class ProcessError(SandkeepError):
+    code = "process_error"
+
+
+class ExecutableNotFound(ProcessError):
+    code = "executable_not_found"
+
+
+class ExecutableRefused(ProcessError):
+    code = "executable_refused"
+
+
+class StdinUnavailable(ProcessError):
+    code = "stdin_unavailable"
+
+
+class ImageError(SandkeepError):
+    code = "image_error"
+
+
+class LayerError(SandkeepError):
+    code = "layer_error"
+
+
+class TransportError(SandkeepError):
+    code = "transport_error"
+
+
+class InternalError(SandkeepError):
+    code = "internal_error"
+
+
+_PATH_ERRORS: dict[int, type[PathError]] = {
+    _errno.ENOENT: PathNotFound,
+    _errno.EEXIST: PathExists,
+    _errno.ENOTEMPTY: PathExists,
+    _errno.ENOTDIR: NotDirectory,
+    _errno.EISDIR: IsDirectory,
+    _errno.EACCES: PathPermission,
+    _errno.EPERM: PathPermission,
+    _errno.EROFS: PathPermission,
+    _errno.ENOSPC: NoSpace,
+    _errno.EDQUOT: NoSpace,
+}
+
+
+def path_error(error: OSError, operation: str, path: str | bytes) -> PathError:
+    """The typed form of a failed file operation, with the kernel's own words in the message."""
+    number = error.errno or 0
+    text = os.fsdecode(path)
+    kind = _PATH_ERRORS.get(number, PathError)
+    return kind(f"{operation} {text}: {os.strerror(number)}", path=text, errno=number, operation=operation)
+
+
+def _walk(cls: type[SandkeepError]) -> dict[str, type[SandkeepError]]:
+    found = {cls.code: cls}
+    for child in cls.__subclasses__():
+        found.update(_walk(child))
+    return found
+
+
+_BY_CODE = _walk(SandkeepError)
+
+
+def from_json(body: dict[str, Any]) -> SandkeepError:
+    """Rebuild an error from ``to_json``; an unknown code keeps its text under the root class."""
+    kind = _BY_CODE.get(str(body.get("code")), SandkeepError)
+    details = body.get("details") or {}
+    return kind(str(body.get("message", "unknown error")), hint=body.get("hint"), **details)
