@@ -1,0 +1,1 @@
+"""Isolation with Linux namespaces, in pure Python: the driver that needs nothing installed."""
