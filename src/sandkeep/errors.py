@@ -4,10 +4,22 @@
 
     SandkeepError
     ├── InvalidRequest          the caller's mistake; ``field`` names the argument
+    │   └── TimeoutInvalid      a session cannot be extended that far; ``maximum``
+    ├── AccessDenied            a valid identity that may not do this
+    │   └── Unauthenticated     no identity, or one we do not accept
     ├── NotFound                a named thing that is not there; ``kind`` and ``name``
+    │   └── SnapshotGone        it was there, and is deleted or expired; ``snapshot``
+    ├── Conflict                it clashes with something that exists
+    │   ├── NameTaken           ``name``
+    │   ├── DriveAttached       mounted read-write elsewhere; ``drive``
+    │   └── DriveNotInitialized never mounted, so there is nothing to fork; ``drive``
     ├── WrongState              the thing is there, but not in a state that allows this
-    │   └── SessionStopped      the session has ended; ``session``
+    │   ├── SessionStopped      the session has ended; ``session``
+    │   ├── SessionStopping     it is ending now; ``session``
+    │   └── SessionSnapshotting it is being snapshotted and ends after that; ``session``
     ├── LimitReached            a stated limit; ``limit`` and ``value``
+    │   ├── BodyTooLarge        ``limit``
+    │   └── RateLimited         ``retry_after`` in seconds
     ├── HostCannot              this machine cannot do it; ``part``, ``why``, and a hint
     │   ├── IsolationUnavailable    a barrier cannot be had and nobody accepted its absence
     │   └── LimitUnenforceable      a resource limit was asked for and cannot be enforced
@@ -22,10 +34,12 @@
     ├── ProcessError
     │   ├── ExecutableNotFound  ``command``
     │   ├── ExecutableRefused   found, but the kernel will not run it
-    │   └── StdinUnavailable    never attached, closed, or nobody reads any more
+    │   ├── StdinUnavailable    never attached, closed, or nobody reads any more
+    │   └── StdinStalled        the process has stopped taking input for now; ``bytes_written``
     ├── ImageError              an image cannot be resolved, fetched, verified or unpacked; ``image``
     ├── LayerError              the layer store is not as it must be; ``layer``
     ├── TransportError          the other side went away or spoke another protocol
+    │   └── StreamClosed        contact with the session was lost in the middle of a stream
     └── InternalError           our bug
 
 Facts are attributes, prose is the message; code never parses messages. ``code`` is the stable spelling used
@@ -70,8 +84,40 @@ class InvalidRequest(SandkeepError):
     code = "invalid_request"
 
 
+class TimeoutInvalid(InvalidRequest):
+    code = "timeout_invalid"
+
+
+class AccessDenied(SandkeepError):
+    code = "access_denied"
+
+
+class Unauthenticated(AccessDenied):
+    code = "unauthenticated"
+
+
 class NotFound(SandkeepError):
     code = "not_found"
+
+
+class SnapshotGone(NotFound):
+    code = "snapshot_gone"
+
+
+class Conflict(SandkeepError):
+    code = "conflict"
+
+
+class NameTaken(Conflict):
+    code = "name_taken"
+
+
+class DriveAttached(Conflict):
+    code = "drive_attached"
+
+
+class DriveNotInitialized(Conflict):
+    code = "drive_not_initialized"
 
 
 class WrongState(SandkeepError):
@@ -82,8 +128,24 @@ class SessionStopped(WrongState):
     code = "session_stopped"
 
 
+class SessionStopping(WrongState):
+    code = "session_stopping"
+
+
+class SessionSnapshotting(WrongState):
+    code = "session_snapshotting"
+
+
 class LimitReached(SandkeepError):
     code = "limit_reached"
+
+
+class BodyTooLarge(LimitReached):
+    code = "body_too_large"
+
+
+class RateLimited(LimitReached):
+    code = "rate_limited"
 
 
 class HostCannot(SandkeepError):
@@ -146,6 +208,10 @@ class StdinUnavailable(ProcessError):
     code = "stdin_unavailable"
 
 
+class StdinStalled(ProcessError):
+    code = "stdin_stalled"
+
+
 class ImageError(SandkeepError):
     code = "image_error"
 
@@ -156,6 +222,10 @@ class LayerError(SandkeepError):
 
 class TransportError(SandkeepError):
     code = "transport_error"
+
+
+class StreamClosed(TransportError):
+    code = "stream_closed"
 
 
 class InternalError(SandkeepError):
