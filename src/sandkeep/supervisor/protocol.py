@@ -1,0 +1,84 @@
+"""What the control socket carries: frames of one JSON object and an optional blob of bytes.
+
+Shared by both ends and free of I/O. A frame is two big-endian lengths, the JSON text, the blob. On a
+connection the client sends requests ``{"id", "op", …}``; every request gets exactly one answer with the same
+``id``, either ``{"id", "ok": {…}}`` or ``{"id", "error": {…}}``. Two things may come besides answers:
+
+* ``{"event": …}`` frames, on connections that asked for them;
+* data frames (no JSON, blob only), inside a streaming operation, before its answer. While a ``fs.*``
+  operation runs, its connection carries nothing else.
+
+The version is part of every ``hello``: supervisors outlive the programs that started them, so a client must
+be ready to meet an older one.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, Final
+
+PROTOCOL: Final = 1
+OLDEST: Final = 1
+"""The oldest protocol a client of this version still speaks."""
+
+HEADER: Final = struct.Struct("!II")
+MAX_JSON: Final = 4 << 20
+MAX_BLOB: Final = 4 << 20
+
+Frame = tuple[dict[str, Any] | None, bytes]
+
+
+class ProtocolError(Exception):
+    """The other side sent something that is not a frame."""
+
+
+def encode(body: dict[str, Any] | None, blob: bytes = b"") -> bytes:
+    text = json.dumps(body, separators=(",", ":")).encode("ascii") if body is not None else b""
+    return HEADER.pack(len(text), len(blob)) + text + blob
+
+
+def decode_header(header: bytes) -> tuple[int, int]:
+    json_length, blob_length = HEADER.unpack(header)
+    if json_length > MAX_JSON or blob_length > MAX_BLOB:
+        raise ProtocolError(f"frame too large: {json_length} bytes of JSON, {blob_length} of data")
+    return json_length, blob_length
+
+
+def decode_json(text: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise ProtocolError(f"not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ProtocolError("frame is not an object")
+    return body
+
+
+class FrameDecoder:
+    """Bytes in, frames out, however the bytes were cut."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        self._buffer += data
+        frames: list[Frame] = []
+        while len(self._buffer) >= HEADER.size:
+            json_length, blob_length = decode_header(bytes(self._buffer[: HEADER.size]))
+            end = HEADER.size + json_length + blob_length
+            if len(self._buffer) < end:
+                break
+            middle = HEADER.size + json_length
+            body = decode_json(bytes(self._buffer[HEADER.size : middle])) if json_length else None
+            frames.append((body, bytes(self._buffer[middle:end])))
+            del self._buffer[:end]
+        return frames
+
+    def take_rest(self) -> bytes:
+        """What was received beyond the last frame, for whoever reads the connection next."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
