@@ -1,0 +1,362 @@
+"""The machine's hierarchies: what each offers us now, delegation on v2, and making or finding groups."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from sandkeep.errors import NotFound
+from sandkeep.linux.cgroup import groupfs
+from sandkeep.linux.cgroup.groupfs import Place
+from sandkeep.linux.cgroup.session import Capability, SessionCgroup
+
+CAPABILITIES: Final = (
+    "memory",
+    "pids",
+    "cpu",
+    "freeze",
+    "kill",
+    "oom",
+    "cpu_time",
+    "memory_peak",
+    "process_groups",
+)
+LEAF: Final = "sandkeep-host"
+"""Where ``prepare`` moves the daemon on v2: a group that hands out controllers may hold no processes."""
+
+_CONTROLLERS: Final = ("memory", "pids", "cpu")
+# What a v2 session group has only when the groups above pass the controller on.
+_V2_CONTROLLER: Final = {
+    "memory": "memory",
+    "pids": "pids",
+    "cpu": "cpu",
+    "oom": "memory",
+    "memory_peak": "memory",
+}
+
+# The file whose presence in a group of ours proves the capability, per version; v1 names its controller too.
+_V2_FILES: Final = {
+    "memory": "memory.max",
+    "pids": "pids.max",
+    "cpu": "cpu.max",
+    "freeze": "cgroup.freeze",
+    "kill": "cgroup.procs",
+    "oom": "memory.events",
+    "cpu_time": "cpu.stat",
+    "memory_peak": "memory.peak",
+    "process_groups": "cgroup.procs",
+}
+_V1_FILES: Final = {
+    "memory": (("memory", "memory.limit_in_bytes"),),
+    "pids": (("pids", "pids.max"),),
+    "cpu": (("cpu", "cpu.cfs_quota_us"),),
+    "freeze": (("freezer", "freezer.state"),),
+    "kill": (("freezer", "cgroup.procs"), ("pids", "cgroup.procs"), ("memory", "cgroup.procs")),
+    "oom": (("memory", "memory.oom_control"),),
+    "cpu_time": (("cpuacct", "cpuacct.usage"),),
+    "memory_peak": (("memory", "memory.max_usage_in_bytes"),),
+    "process_groups": (("freezer", "cgroup.procs"), ("pids", "cgroup.procs")),
+}
+
+_V1_CONTROLLERS: Final = frozenset(name for files in _V1_FILES.values() for name, _ in files)
+
+
+class Hierarchy:
+    """What the machine offers us. ``capabilities`` is complete: every name of ``CAPABILITIES`` is in it."""
+
+    __slots__ = ("_bases", "_parent", "_places", "_v2", "capabilities", "layout")
+
+    def __init__(self, layout: str, v2: str | None, v1: Mapping[str, str], parent: str) -> None:
+        self.layout = layout
+        """``v2``, ``v1``, ``hybrid`` or ``none``."""
+        self._v2 = v2
+        self._bases = dict(v1)
+        self._parent = parent
+        self._places: dict[str, Place] = {}
+        self.capabilities: dict[str, Capability] = {}
+        self._probe()
+
+    # -- probing
+
+    def _probe(self) -> None:
+        """Try a group in each hierarchy and look at what the kernel put into it."""
+        trials: dict[str, str] = {}
+        refusals: dict[str, str] = {}
+        for base in {path for path in (self._v2, *self._bases.values()) if path}:
+            # A name of its own: another process may remove an empty group of sessions at any time.
+            trial = f"{base}/{self._parent}.probe-{os.getpid()}"
+            try:
+                self._make_parent(base, trial)
+                trials[base] = trial
+            except OSError as error:
+                refusals[base] = f"{base}: {error.strerror}"
+        try:
+            for name in CAPABILITIES:
+                self._resolve(name, trials, refusals)
+        finally:
+            for trial in trials.values():
+                groupfs.remove_tree(trial)
+
+    def _resolve(self, name: str, trials: Mapping[str, str], refusals: Mapping[str, str]) -> None:
+        reasons = []
+        candidates = [("v2", self._v2, _V2_FILES[name])] if self._v2 else []
+        candidates += [
+            ("v1", self._bases[controller], file)
+            for controller, file in _V1_FILES[name]
+            if controller in self._bases
+        ]
+        for version, base, file in candidates:
+            assert base is not None
+            trial = trials.get(base)
+            if trial is None:
+                reasons.append(refusals[base])
+            elif not os.path.exists(f"{trial}/{file}"):
+                reasons.append(self._why_absent(version, base, file))
+            elif version == "v2" and not self._passed_on(trial, _V2_CONTROLLER.get(name)):
+                reasons.append(f"groups below {base} cannot pass {_V2_CONTROLLER[name]} on")
+            else:
+                self._places[name] = Place(version, base)
+                self.capabilities[name] = Capability(True, version, "")
+                return
+        self._places.pop(name, None)
+        why = "; ".join(dict.fromkeys(reasons)) or "no control group hierarchy with it is mounted"
+        self.capabilities[name] = Capability(False, "", why)
+
+    @staticmethod
+    def _passed_on(group: str, controller: str | None) -> bool:
+        return controller is None or controller in groupfs.read(f"{group}/cgroup.subtree_control").split()
+
+    def _why_absent(self, version: str, base: str, file: str) -> str:
+        controller = file.partition(".")[0]
+        if version == "v2" and controller in _CONTROLLERS:
+            try:
+                available = controller in groupfs.read(f"{base}/cgroup.controllers").split()
+            except OSError:
+                available = False
+            if available:
+                return f"{base} may use {controller} but does not pass it on (cgroup.subtree_control)"
+            return f"the {controller} controller is not available to {base}"
+        return f"this kernel has no {file}"
+
+    # -- version 2 delegation
+
+    def prepare(self, pids: Iterable[int] = ()) -> Hierarchy:
+        """Make v2 controllers available to sessions, moving our own processes out of the way if need be.
+
+        A non-root group can pass controllers on only while it holds no processes itself, so ``pids`` (the
+        daemon and its helpers) move into a leaf beside the sessions. When processes of others share our
+        group and the group above already passes controllers on to us, sessions go there instead: that
+        group's limits still apply. Otherwise ``capabilities`` says what is in the way. Returns itself.
+        """
+        base = self._v2
+        if base is None:
+            return self
+        wanted = self._enableable(base)
+        if not wanted:
+            return self
+        obstacle = self._vacate(base, set(pids)) or self._enable(base, wanted)
+        if obstacle:
+            above = os.path.dirname(base)
+            if self._usable_above(above):
+                self._v2 = above
+                obstacle = ""
+        self._probe()
+        if obstacle:
+            for name in _V2_CONTROLLER:
+                if not self.capabilities[name].usable:
+                    self.capabilities[name] = Capability(False, "", obstacle)
+        return self
+
+    @staticmethod
+    def _enableable(base: str) -> list[str]:
+        """Controllers we could pass on but do not yet."""
+        try:
+            available = groupfs.read(f"{base}/cgroup.controllers").split()
+            passed = groupfs.read(f"{base}/cgroup.subtree_control").split()
+        except OSError:
+            return []
+        return [name for name in _CONTROLLERS if name in available and name not in passed]
+
+    @staticmethod
+    def _vacate(base: str, ours: set[int]) -> str:
+        """Move our processes into the leaf; the reason when the group cannot be emptied."""
+        if not os.path.exists(f"{base}/cgroup.type"):
+            return ""  # the real root may hold processes and pass controllers on
+        try:
+            present = {int(pid) for pid in groupfs.read(f"{base}/cgroup.procs").split()}
+            others = present - ours
+            if others:
+                return (
+                    f"{base} also holds {len(others)} process(es) that are not ours; "
+                    "start in a delegated group of your own (systemd-run --scope -p Delegate=yes, "
+                    "with --user for an ordinary user)"
+                )
+            if present:
+                leaf = f"{base}/{LEAF}"
+                try:
+                    groupfs.mkdir(leaf, 0o755)
+                except FileExistsError:
+                    pass
+                for pid in present:
+                    groupfs.write(f"{leaf}/cgroup.procs", pid)
+        except OSError as error:
+            return f"{base} is not delegated to us: {error.strerror}"
+        return ""
+
+    @staticmethod
+    def _enable(group: str, controllers: Iterable[str]) -> str:
+        try:
+            groupfs.write(f"{group}/cgroup.subtree_control", " ".join(f"+{name}" for name in controllers))
+        except OSError as error:
+            return f"{group}/cgroup.subtree_control: {error.strerror}"
+        return ""
+
+    @staticmethod
+    def _usable_above(above: str) -> bool:
+        try:
+            passed = groupfs.read(f"{above}/cgroup.subtree_control").split()
+        except OSError:
+            return False
+        return any(name in passed for name in _CONTROLLERS) and os.access(above, os.W_OK)
+
+    # -- sessions
+
+    def _make_parent(self, base: str, parent: str) -> None:
+        """Make the group that holds sessions and let it pass on what it was given."""
+        if base == self._v2 and not os.access(f"{base}/cgroup.procs", os.W_OK):
+            # Moving a process needs this file of the common ancestor, whoever owns the directories below.
+            raise PermissionError(errno.EACCES, "not delegated to us (cgroup.procs is not writable)", base)
+        try:
+            groupfs.mkdir(parent, 0o755)
+        except FileExistsError:
+            pass
+        if base == self._v2:
+            offered = groupfs.read(f"{parent}/cgroup.controllers").split()
+            enabled = [name for name in _CONTROLLERS if name in offered]
+            if enabled:
+                self._enable(parent, enabled)
+
+    def create(self, name: str) -> SessionCgroup:
+        """Make the session's groups. What cannot be had is absent from the result, with the reason in it."""
+        groupfs.check_name(name)
+        capabilities = dict(self.capabilities)
+        failed: dict[str, str] = {}
+        made: list[str] = []
+        for base in dict.fromkeys(place.path for place in self._places.values()):
+            try:
+                self._make_session(base, name)
+                made.append(base)
+            except FileExistsError:
+                for done in made:
+                    groupfs.remove_tree(f"{done}/{self._parent}/{name}")
+                raise
+            except OSError as error:
+                failed[base] = f"{base}: {error.strerror}"
+        places = {}
+        for capability, place in self._places.items():
+            if place.path in failed:
+                capabilities[capability] = Capability(False, "", failed[place.path])
+            else:
+                places[capability] = Place(place.version, f"{place.path}/{self._parent}/{name}")
+        return SessionCgroup(name, places, capabilities)
+
+    def _make_session(self, base: str, name: str) -> None:
+        parent = f"{base}/{self._parent}"
+        path = f"{parent}/{name}"
+        # The group above goes away with its last session, perhaps between two calls of ours.
+        deadline = time.monotonic() + 1.0
+        while True:
+            try:
+                groupfs.mkdir(path, 0o755)
+                break
+            except FileNotFoundError:
+                if time.monotonic() >= deadline:
+                    raise
+            try:
+                self._make_parent(base, parent)
+            except FileNotFoundError:
+                pass
+        for capability, place in self._places.items():
+            if place == ("v2", base) and capability in _V2_CONTROLLER:
+                # Another process made the group above and has not enabled its controllers yet.
+                if not os.path.exists(f"{path}/{_V2_FILES[capability]}"):
+                    self._make_parent(base, parent)
+                break
+
+    def open(self, name: str, record: Mapping[str, Iterable[str]] | None = None) -> SessionCgroup:
+        """The groups made earlier, from ``SessionCgroup.record`` or by looking where ``create`` puts them."""
+        groupfs.check_name(name)
+        if record is None:
+            expected = {
+                capability: Place(place.version, f"{place.path}/{self._parent}/{name}")
+                for capability, place in self._places.items()
+            }
+        else:
+            expected = {capability: Place(*place) for capability, place in record.items()}
+        there = {path: os.path.isdir(path) for path in {place.path for place in expected.values()}}
+        places = {capability: place for capability, place in expected.items() if there[place.path]}
+        if not places:
+            raise NotFound(f"no control group for session {name}", kind="cgroup", name=name)
+        capabilities = {
+            capability: Capability(True, places[capability].version, "")
+            if capability in places
+            else Capability(False, "", self.capabilities[capability].why or "its group is gone")
+            for capability in CAPABILITIES
+        }
+        return SessionCgroup(name, places, capabilities)
+
+    def leftovers(self) -> list[str]:
+        """Names of every session that still has a group where we would create one."""
+        names: set[str] = set()
+        for base in {place.path for place in self._places.values()}:
+            names.update(groupfs.children(f"{base}/{self._parent}"))
+        return sorted(names)
+
+
+def _unescape(field: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, character)
+    return field
+
+
+def _own_dir(mount_root: str, mount_point: str, own: str) -> str | None:
+    """Directory of our own group below one mount, or ``None`` when the mount does not show it."""
+    root = mount_root.rstrip("/")
+    if own.startswith("/..") or not (own == root or own.startswith(f"{root}/")):
+        return None
+    return (mount_point.rstrip("/") + own[len(root) :]).rstrip("/")
+
+
+def detect(
+    mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup", *, parent: str = "sandkeep"
+) -> Hierarchy:
+    """What control groups offer the calling process now.
+
+    ``parent`` names the group that holds the sessions; callers with separate sets of sessions (one per data
+    directory) use one each, so that neither sees the other's as leftovers.
+    """
+    mine: dict[str, str] = {}
+    for line in groupfs.read(own).splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            mine[controller] = path
+    v2: str | None = None
+    v1: dict[str, str] = {}
+    for line in groupfs.read(mounts).splitlines():
+        left, _, right = line.partition(" - ")
+        fields, (fstype, _, options) = left.split(" "), right.split(" ", 2)
+        if fstype == "cgroup2" and v2 is None and "" in mine:
+            v2 = _own_dir(_unescape(fields[3]), _unescape(fields[4]), mine[""])
+            if v2 is not None and os.path.basename(v2) == LEAF:
+                v2 = os.path.dirname(v2)
+        elif fstype == "cgroup":
+            for controller in options.split(","):
+                if controller in _V1_CONTROLLERS and controller in mine and controller not in v1:
+                    path_ = _own_dir(_unescape(fields[3]), _unescape(fields[4]), mine[controller])
+                    if path_ is not None:
+                        v1[controller] = path_
+    layout = "hybrid" if v2 and v1 else "v2" if v2 else "v1" if v1 else "none"
+    return Hierarchy(layout, v2, v1, groupfs.check_name(parent))
