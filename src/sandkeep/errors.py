@@ -38,6 +38,8 @@
     │   └── StdinStalled        the process has stopped taking input for now; ``bytes_written``
     ├── ImageError              an image cannot be resolved, fetched, verified or unpacked; ``image``
     ├── LayerError              the layer store is not as it must be; ``layer``
+    ├── StoreError              the metadata database cannot be used; ``path``
+    │   └── SchemaTooNew        a newer sandkeep wrote it; ``found`` and ``known``
     ├── TransportError          the other side went away or spoke another protocol
     │   └── StreamClosed        contact with the session was lost in the middle of a stream
     └── InternalError           our bug
@@ -218,6 +220,14 @@ class ImageError(SandkeepError):
 
 class LayerError(SandkeepError):
     code = "layer_error"
+
+
+class StoreError(SandkeepError):
+    code = "store_error"
+
+
+class SchemaTooNew(StoreError):
+    code = "schema_too_new"
 
 
 class TransportError(SandkeepError):
