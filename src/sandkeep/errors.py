@@ -28,6 +28,7 @@
     │   ├── PathExists
     │   ├── NotDirectory
     │   ├── IsDirectory
+    │   ├── NotRegularFile      a FIFO, device or socket where a file was meant
     │   ├── PathPermission
     │   ├── NoSpace
     │   └── ArchiveError        an archive entry; ``entry`` and how many entries are in place
@@ -180,6 +181,10 @@ class NotDirectory(PathError):
 
 class IsDirectory(PathError):
     code = "is_a_directory"
+
+
+class NotRegularFile(PathError):
+    code = "not_a_regular_file"
 
 
 class PathPermission(PathError):

@@ -78,6 +78,27 @@ SECBIT_NO_SETUID_FIXUP: Final = 1 << 2
 RENAME_NOREPLACE: Final = 1
 RENAME_EXCHANGE: Final = 2
 
+KERNEL_FILESYSTEMS: Final = frozenset(
+    {
+        0x9FA0,  # procfs
+        0x62656572,  # sysfs
+        0x27E0EB,  # cgroup
+        0x63677270,  # cgroup2
+        0x64626720,  # debugfs
+        0x74726163,  # tracefs
+        0x73636673,  # securityfs
+        0xCAFE4A11,  # bpf
+        0x6E736673,  # nsfs
+        0x62656570,  # configfs
+        0x42494E4D,  # binfmt_misc
+        0xDE5E81E4,  # efivarfs
+        0x6165676C,  # pstore
+        0x65735543,  # fusectl
+        0xF97CFF8C,  # selinuxfs
+    }
+)
+"""``f_type`` of file systems whose files are the kernel's own controls, not somebody's data."""
+
 _SYS_OPEN_TREE: Final = 428
 _SYS_MOVE_MOUNT: Final = 429
 _SYS_FSOPEN: Final = 430
@@ -86,6 +107,7 @@ _SYS_FSMOUNT: Final = 432
 _SYS_CLONE3: Final = 435
 _SYS_CLOSE_RANGE: Final = 436
 _SYS_OPENAT2: Final = 437
+_SYS_FACCESSAT2: Final = 439
 _SYS_MOUNT_SETATTR: Final = 442
 
 MACHINE: Final = platform.machine() or os.uname().machine
@@ -333,6 +355,12 @@ def openat2(
     if fd < 0:
         raise _fail("openat2", path)
     return fd
+
+
+def faccessat2(dir_fd: int, path: str | bytes, mode: int, flags: int = 0x200) -> None:
+    """Raise unless the thread's file-system ids may access ``path``; ``AT_EACCESS`` is the default flag."""
+    if _libc.syscall(_long(_SYS_FACCESSAT2), _long(dir_fd), _encode(path), _long(mode), _long(flags)):
+        raise _fail("faccessat2", path)
 
 
 def renameat2(old_dir: int, old: str | bytes, new_dir: int, new: str | bytes, flags: int = 0) -> None:
