@@ -1,0 +1,396 @@
+"""What every test may rely on: who runs it, ordinary users to run things as, and a machine left as it was.
+
+As root the whole run happens in a mount namespace and in control groups of its own, so that "left behind"
+can be told exactly even while other things run on the machine. ``SANDKEEP_HOME`` and ``TMPDIR`` point into a
+directory that is checked and removed at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandkeep.linux import cgroup, syscalls
+
+ROOT = Path(__file__).resolve().parent.parent
+IS_ROOT = os.geteuid() == 0
+SUBIDS = 65536
+_TEST_PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "hypothesis", "sortedcontainers")
+
+_CALL = """
+import importlib, json, os, sys
+module, function, arguments = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+result = getattr(importlib.import_module(module), function)(*arguments)
+with os.fdopen(int(sys.argv[4]), "w") as out:
+    json.dump(result, out)
+"""
+
+
+# --- ordinary users ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class User:
+    """An account without privileges, and a Python that it can run with the project importable."""
+
+    name: str
+    uid: int
+    gid: int
+    home: Path
+    subids: int | None
+    """Start of its subordinate id range."""
+    interpreter: str
+    pythonpath: str
+
+    def run(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        input: str | None = None,
+        timeout: float = 60,
+        env: dict[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as this user, in its home, with a small environment."""
+        switch: dict[str, Any] = {}
+        if IS_ROOT:
+            switch = {"user": self.uid, "group": self.gid, "extra_groups": []}
+        return subprocess.run(
+            argv,
+            input=input,
+            stdin=subprocess.DEVNULL if input is None else None,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=self.home,
+            env={**self.environment(), **(env or {})},
+            pass_fds=pass_fds,
+            start_new_session=True,
+            **switch,
+        )
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "HOME": str(self.home),
+            "USER": self.name,
+            "LOGNAME": self.name,
+            "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": self.pythonpath,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONWARNINGS": "error",
+            "SANDKEEP_HOME": str(self.home / "data"),
+            "TMPDIR": str(self.home / "tmp"),
+        }
+
+    def python(self, code: str, *args: str, **how: Any) -> subprocess.CompletedProcess[str]:
+        """Run Python source as this user."""
+        return self.run([self.interpreter, "-c", code, *args], **how)
+
+    def call(self, function: Callable[..., Any], *args: Any, **how: Any) -> Any:
+        """Call a module-level function of a test or of the package as this user.
+
+        Arguments and result travel as JSON. A failure inside fails the calling test with the traceback.
+        """
+        read, write = os.pipe()
+        with os.fdopen(read) as answers:
+            try:
+                done = self.python(
+                    _CALL,
+                    function.__module__,
+                    function.__name__,
+                    json.dumps(args),
+                    str(write),
+                    pass_fds=(write,),
+                    **how,
+                )
+            finally:
+                os.close(write)
+            if done.returncode:
+                pytest.fail(
+                    f"{function.__name__} as {self.name} ended with {done.returncode}\n"
+                    f"{done.stdout}{done.stderr}",
+                    pytrace=False,
+                )
+            return json.loads(answers.read())
+
+
+def _readable(user: User, path: str) -> bool:
+    return user.run(["test", "-r", path, "-a", "-x", path]).returncode == 0
+
+
+def _share(user: User, area: Path) -> User:
+    """Give the user the project and pytest by path, from copies where the originals are closed to it."""
+    interpreter = os.path.realpath(sys.executable)
+    if not _readable(user, interpreter):
+        interpreter = "/usr/bin/python3"
+    check = user.run([interpreter, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"])
+    if check.returncode:
+        pytest.skip(f"{user.name} can run no Python >= 3.11")
+    spec = find_spec("pytest")
+    assert spec is not None and spec.origin is not None
+    site = Path(spec.origin).parent.parent
+    if _readable(user, str(ROOT / "src/sandkeep")) and _readable(user, str(site)):
+        paths = [ROOT / "src", ROOT, site]
+    else:
+        copy = area / "project"
+        skip = shutil.ignore_patterns("__pycache__")
+        if not copy.exists():
+            shutil.copytree(ROOT / "src", copy / "src", ignore=skip)
+            shutil.copytree(ROOT / "tests", copy / "tests", ignore=skip)
+            for name in _TEST_PACKAGES:
+                shutil.copytree(site / name, copy / "site" / name, ignore=skip)
+        paths = [copy / "src", copy, copy / "site"]
+    pythonpath = os.pathsep.join(map(str, paths))
+    return User(user.name, user.uid, user.gid, user.home, user.subids, interpreter, pythonpath)
+
+
+def _has_subids(name: str) -> int | None:
+    try:
+        for line in Path("/etc/subuid").read_text().splitlines():
+            owner, start, count = line.split(":")
+            if owner in (name, str(os.getuid())) and int(count) >= SUBIDS:
+                return int(start)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _account_tool(*argv: str) -> None:
+    """Account tools take a lock that another run may hold for a moment."""
+    for _ in range(20):
+        done = subprocess.run(argv, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        if "lock" not in done.stderr:
+            break
+        time.sleep(0.25)
+    pytest.fail(f"{' '.join(argv)}: {done.stderr.strip()}")
+
+
+def _make_user(kind: str, area: Path, *, subids: int | None) -> User:
+    name = f"sk{kind}{os.getpid()}"
+    home = area / kind
+    _account_tool("useradd", "-r", "-U", "-M", "-s", "/bin/sh", "-d", str(home), name)
+    if subids is not None:
+        last = subids + SUBIDS - 1
+        _account_tool(
+            "usermod", "--add-subuids", f"{subids}-{last}", "--add-subgids", f"{subids}-{last}", name
+        )
+    entry = pwd.getpwnam(name)
+    home.mkdir(mode=0o755)
+    (home / "tmp").mkdir()
+    for path in (home, home / "tmp"):
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+    return _share(User(name, entry.pw_uid, entry.pw_gid, home, subids, sys.executable, ""), area)
+
+
+def _processes_of(user: User) -> list[str]:
+    """Processes with the user's id or one of its subordinate ids."""
+    first = user.subids or 0
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            uid = entry.stat().st_uid
+            if uid == user.uid or (user.subids and first <= uid < first + SUBIDS):
+                found.append(f"{entry.name} {(entry / 'comm').read_text().strip()}")
+        except OSError:
+            continue
+    return found
+
+
+def _drop_user(user: User) -> None:
+    left = _settled(lambda: _processes_of(user))
+    for line in left:
+        os.kill(int(line.split()[0]), 9)
+    _account_tool("userdel", user.name)
+    shutil.rmtree(user.home, ignore_errors=True)
+    if left:
+        pytest.fail(f"processes of {user.name} were left running: {left}", pytrace=False)
+
+
+def _myself(area: Path, *, subids: int | None) -> User:
+    entry = pwd.getpwuid(os.getuid())
+    home = area / "home"
+    (home / "tmp").mkdir(parents=True, exist_ok=True)
+    return _share(User(entry.pw_name, entry.pw_uid, entry.pw_gid, home, subids, sys.executable, ""), area)
+
+
+@pytest.fixture(scope="session")
+def ordinary_user(test_area: Path) -> Iterator[User]:
+    """A user with a subordinate id range: made for this run under root, else whoever runs the tests."""
+    if not (shutil.which("newuidmap") and shutil.which("newgidmap")):
+        pytest.skip("newuidmap and newgidmap are not installed (package uidmap)")
+    if not IS_ROOT:
+        mine = _has_subids(os.environ.get("USER", ""))
+        if mine is None:
+            pytest.skip("the user running the tests has no range in /etc/subuid")
+        yield _myself(test_area, subids=mine)
+        return
+    # High and spread by pid: clear of login users, of the ranges sessions get, and of other runs.
+    user = _make_user("range", test_area, subids=(1 << 31) + (os.getpid() % 8192) * SUBIDS)
+    yield user
+    _drop_user(user)
+
+
+@pytest.fixture(scope="session")
+def single_user(test_area: Path) -> Iterator[User]:
+    """A user with no subordinate ids, so that a user namespace of its own can map one id only."""
+    if not IS_ROOT:
+        if _has_subids(os.environ.get("USER", "")) is not None:
+            pytest.skip("the user running the tests has a range in /etc/subuid")
+        yield _myself(test_area, subids=None)
+        return
+    user = _make_user("one", test_area, subids=None)
+    yield user
+    _drop_user(user)
+
+
+# --- nothing left behind -------------------------------------------------------------------------------
+
+
+def _settled(look: Callable[[], list[str]], *, seconds: float = 5.0) -> list[str]:
+    """What is still there after giving asynchronous clean-up a moment."""
+    deadline = time.monotonic() + seconds
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _mounts() -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [" ".join(line.split(" ")[3:5]) + " " + line.partition(" - ")[2] for line in lines]
+
+
+def _descendants(pid: int) -> list[str]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            try:
+                found.append(f"{child} {Path(f'/proc/{child}/comm').read_text().strip()}")
+                found += _descendants(int(child))
+            except OSError:
+                continue
+    return found
+
+
+class _OwnGroups:
+    """Control groups holding this run, so that every group and process made by it can be found again."""
+
+    def __init__(self) -> None:
+        self.hierarchy = cgroup.detect(parent=f"sandkeep-test-{os.getpid()}")
+        self.session: cgroup.SessionCgroup | None = None
+        # On pure v2 a nested group would have no controllers, and the tests would see less than a user does.
+        if IS_ROOT and self.hierarchy.layout in ("hybrid", "v1"):
+            self.session = self.hierarchy.create("run")
+            self.session.attach(os.getpid())
+
+    def processes(self) -> list[str]:
+        if self.session is None:
+            return _descendants(os.getpid())
+        pids = {
+            int(pid)
+            for path in self.session.paths()
+            for procs in Path(path).rglob("cgroup.procs")
+            for pid in procs.read_text().split()
+        }
+        found = []
+        for pid in sorted(pids - {0, os.getpid()}):
+            try:
+                found.append(f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()}")
+            except OSError:
+                continue
+        return found
+
+    def groups(self) -> list[str]:
+        if self.session is None:
+            return cgroup.detect().leftovers()
+        return [
+            str(entry) for path in self.session.paths() for entry in Path(path).rglob("*") if entry.is_dir()
+        ]
+
+    def leave(self) -> None:
+        if self.session is not None:
+            for path in self.session.paths():
+                Path(path).parent.parent.joinpath("cgroup.procs").write_text(str(os.getpid()))
+            self.session.remove()
+
+
+def _private_mounts() -> None:
+    if IS_ROOT:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def test_area() -> Iterator[Path]:
+    """A world-readable directory for the whole run. Its end is where leaks of any kind fail the run."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    area = Path(tempfile.mkdtemp(prefix="sandkeep-test-"))
+    area.chmod(0o755)
+    temporary = area / "tmp"
+    temporary.mkdir(mode=0o1777)
+    saved = {name: os.environ.get(name) for name in ("TMPDIR", "SANDKEEP_HOME")}
+    os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+    os.environ["SANDKEEP_HOME"] = str(area / "data")
+    _private_mounts()
+    mounts = set(_mounts())
+    groups = _OwnGroups()
+    yield area
+    leaks = {
+        "processes": _settled(groups.processes),
+        "control groups": _settled(groups.groups),
+        "mounts": _settled(lambda: [mount for mount in _mounts() if mount not in mounts]),
+        "temporary files": [entry.name for entry in temporary.iterdir()],
+    }
+    for line in leaks["processes"]:
+        try:
+            os.kill(int(line.split()[0]), 9)
+        except ProcessLookupError:
+            pass
+    _settled(groups.processes)
+    groups.leave()
+    tempfile.tempdir = None
+    for name, value in saved.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    shutil.rmtree(area, ignore_errors=True)
+    report = "\n".join(f"  {kind}: {', '.join(found)}" for kind, found in leaks.items() if found)
+    if report:
+        pytest.fail(f"the run left things behind\n{report}", pytrace=False)
+
+
+# --- who runs this, and where --------------------------------------------------------------------------
+
+
+def pytest_report_header() -> list[str]:
+    hierarchy = cgroup.detect()
+    usable = [name for name, found in hierarchy.capabilities.items() if found.usable]
+    return [
+        f"sandkeep: {'root' if IS_ROOT else 'rootless'}, Linux {os.uname().release} {os.uname().machine}",
+        f"control groups: {hierarchy.layout}; usable: {', '.join(usable) or 'nothing'}",
+    ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not IS_ROOT:
+        for item in items:
+            if item.get_closest_marker("root"):
+                item.add_marker(pytest.mark.skip(reason="needs real root"))
