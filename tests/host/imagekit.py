@@ -1,9 +1,9 @@
 """Running things in a root filesystem without the driver, and rootfs material shared by tests.
 
-``run_in`` mounts a ``Rootfs`` in namespaces of its own and runs a command as one of its users; ``call`` runs one
-method of the image store the way the worker would: as root, or as uid 0 of a user namespace over a range of
-ids (``subuid``) or a single id. Both happen in a child process, this file run as a program, because namespaces
-cannot be left again.
+``run_in`` mounts a ``Rootfs`` in namespaces of its own and runs a command as one of its users; ``call`` runs
+one method of the image store the way the worker would: as root, or as uid 0 of a user namespace over a range
+of ids (``subuid``) or a single id. Both happen in a child process, this file run as a program, because
+namespaces cannot be left again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run_in(
     stdin: str = "",
     timeout: float = 120,
 ) -> Ran:
-    """Run ``argv`` in ``rootfs`` with uppers kept below ``session``, so later calls see what earlier ones did."""
+    """Run ``argv`` in ``rootfs`` with uppers below ``session``; later calls see what earlier ones did."""
     request = {
         "do": "run",
         "mode": mode,

@@ -1,8 +1,8 @@
 """Users and groups as text files, and the rows every sandbox must have.
 
 ``Accounts`` reads and writes ``passwd``, ``group``, ``shadow`` and ``gshadow`` as lists of fields and adds
-the default user. System rows are kept because files in ``/usr`` belong to those ids; login users of the host are
-not, because their names are nobody's business inside.
+the default user. System rows are kept because files in ``/usr`` belong to those ids; login users of the
+host are not, because their names are nobody's business inside.
 """
 
 from __future__ import annotations
