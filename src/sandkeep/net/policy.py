@@ -1,0 +1,384 @@
+"""Verdicts of a network policy: may this connection be made, and what happens to this request.
+
+Nothing here opens a socket or reads a clock; the caller brings the name, the resolved address and the
+request, and acts on the answer.
+
+A connection is judged in this order, and the first line that applies decides:
+
+1. an address in a denied range of the policy: denied;
+2. an address no tenant may reach (loopback, link-local and metadata services, private and reserved ranges):
+   denied, unless the operator listed it;
+3. the modes allow-all and deny-all;
+4. a name matched by a domain with rules: inspected, because skipping rules would skip what they restrict;
+5. an address in an allowed range: allowed;
+6. a name matched by a domain: allowed;
+7. everything else: denied. A literal address has no name, so only ranges can allow it.
+
+When several domains match, the most specific one speaks: an exact name, then the pattern with most labels.
+
+Regular expressions have RE2's syntax and must run in linear time, since those who write the policy and those
+who send the requests may both be hostile. The standard library's ``re`` cannot promise that, so without the
+``re2`` module (``google-re2``, an optional dependency) a policy with one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from importlib import import_module
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any, NamedTuple
+
+from sandkeep.errors import HostCannot, InvalidRequest
+from sandkeep.types import (
+    Domain,
+    Matcher,
+    NetworkPolicy,
+    PairMatcher,
+    PolicyMode,
+    RequestMatch,
+    Rule,
+    refuse,
+    within,
+)
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+Pairs = Sequence[tuple[str, str]]
+
+_REGEX_MEMORY = 1 << 20
+"""Bytes RE2 may use for one compiled pattern; a larger one is refused when it is compiled."""
+
+_REFUSED: tuple[tuple[str, Network], ...] = tuple(
+    (kind, ip_network(text))
+    for kind, texts in {
+        "a metadata service": (
+            "169.254.169.254/32",
+            "168.63.129.16/32",
+            "100.100.100.200/32",
+            "fd00:ec2::/32",
+        ),
+        "loopback": ("127.0.0.0/8", "::1/128"),
+        "link-local": ("169.254.0.0/16", "fe80::/10"),
+        "private": (
+            "10.0.0.0/8",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+            "100.64.0.0/10",
+            "fc00::/7",
+            "fec0::/10",
+        ),
+        "multicast": ("224.0.0.0/4", "ff00::/8"),
+        "reserved": ("0.0.0.0/8", "192.0.0.0/24", "198.18.0.0/15", "240.0.0.0/4", "::/128"),
+        # Each of these carries an IPv4 address inside, which the ranges above would not see.
+        "a tunnel address": ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"),
+    }.items()
+    for text in texts
+)
+
+
+class Decision(StrEnum):
+    ALLOW = "allow"
+    DENY = "deny"
+    INSPECT = "inspect"
+    """Terminate TLS, then ask :func:`match_rule` about every request."""
+
+
+class Verdict(NamedTuple):
+    decision: Decision
+    reason: str
+    rule: str | None = None
+    """The line of the policy that decided: a range or a domain pattern."""
+    domain: Domain | None = None
+    """Whose rules apply, when the connection is to be inspected."""
+
+
+class Judge:
+    """One policy, prepared for many questions."""
+
+    def __init__(self, policy: NetworkPolicy, *, operator_allowed: Iterable[str] = ()) -> None:
+        self._mode = policy.mode
+        self._denied = _networks(policy.deny_subnets)
+        self._allowed = _networks(policy.allow_subnets)
+        self._operator = _networks(operator_allowed)
+        self._exact: dict[str, Domain] = {}
+        self._patterns: list[tuple[list[str], Domain]] = []
+        for domain in policy.domains:
+            normal = _normal_name(domain.pattern)
+            if "*" in normal:
+                self._patterns.append((normal.split("."), domain))
+            else:
+                self._exact[normal] = domain
+        # Stable, so equally specific patterns keep the order they were written in.
+        self._patterns.sort(key=lambda item: (-_literal_labels(item[0]), -len(item[0])))
+
+    def decide(self, *, name: str | None, address: Address | None, port: int) -> Verdict:
+        """Judge a connection to ``port`` of ``name`` at ``address``, either of which may not be known yet.
+
+        A verdict without an address only says that the name does not stand in the way: ask again with the
+        address that was resolved.
+        """
+        if name is not None:
+            literal = _literal_address(name)
+            if literal is not None:
+                name, address = None, literal
+        if name is None and address is None:
+            return Verdict(Decision.DENY, "neither a name nor an address is known")
+        if address is not None:
+            address = _unmapped(address)
+            refused = self._refused(address)
+            if refused is not None:
+                return refused
+        if self._mode is PolicyMode.ALLOW_ALL:
+            return Verdict(Decision.ALLOW, "the policy allows everything")
+        if self._mode is PolicyMode.DENY_ALL:
+            return Verdict(Decision.DENY, "the policy denies everything")
+        domain = self.domain(name) if name is not None else None
+        if domain is not None and domain.rules:
+            return Verdict(Decision.INSPECT, "the domain has rules", domain.pattern, domain)
+        if address is not None:
+            text = _containing(address, self._allowed)
+            if text is not None:
+                return Verdict(Decision.ALLOW, "the address is in an allowed range", text)
+        if domain is not None:
+            return Verdict(Decision.ALLOW, "the domain is allowed", domain.pattern)
+        if name is None:
+            return Verdict(Decision.DENY, f"{address} port {port} has no name and is in no allowed range")
+        return Verdict(Decision.DENY, f"{name} port {port} is not an allowed domain")
+
+    def domain(self, name: str) -> Domain | None:
+        """The most specific domain of the policy that matches a name."""
+        normal = _normal_name(name)
+        exact = self._exact.get(normal)
+        if exact is not None:
+            return exact
+        labels = normal.split(".")
+        for pattern, domain in self._patterns:
+            if _labels_match(pattern, labels):
+                return domain
+        return None
+
+    def _refused(self, address: Address) -> Verdict | None:
+        text = _containing(address, self._denied)
+        if text is not None:
+            return Verdict(Decision.DENY, "the address is in a denied range", text)
+        for kind, network in _REFUSED:
+            if address.version == network.version and address in network:
+                if _containing(address, self._operator) is not None:
+                    return None
+                return Verdict(Decision.DENY, f"{address} is {kind} and not listed by the operator")
+        return None
+
+
+def decide(
+    policy: NetworkPolicy,
+    *,
+    name: str | None,
+    address: Address | None,
+    port: int,
+    operator_allowed: Iterable[str] = (),
+) -> Verdict:
+    """One question to a policy; hold a :class:`Judge` to ask more."""
+    return Judge(policy, operator_allowed=operator_allowed).decide(name=name, address=address, port=port)
+
+
+def match_rule(rules: Iterable[Rule], *, method: str, path: str, query: Pairs, headers: Pairs) -> Rule | None:
+    """The first rule for a request. ``path`` must have gone through :func:`canonical_path`.
+
+    Raises:
+        HostCannot: a rule needs a regular expression and there is no engine for it. The caller must refuse
+            the request.
+    """
+    for rule in rules:
+        match = rule.match
+        if match is None or _request_matches(match, method=method, path=path, query=query, headers=headers):
+            return rule
+    return None
+
+
+def canonical_path(path: str) -> str:
+    """The path both to judge and to send, so that the two cannot mean different things.
+
+    Unreserved characters are unescaped and dot segments resolved.
+
+    Raises:
+        InvalidRequest: servers disagree about where the path leads.
+    """
+    if not path.startswith("/"):
+        return path or "/"
+    segments: list[str] = []
+    parts = _unescape_unreserved(path).split("/")[1:]
+    for part in parts:
+        lowered = part.lower().replace("%5c", "\\").replace("%2f", "\\")
+        if "\\" in lowered and any(piece in (".", "..") for piece in lowered.split("\\")):
+            refuse("path", "hides a dot segment behind an escaped separator")
+        if part == "..":
+            del segments[-1:]
+        elif part != ".":
+            segments.append(part)
+    if parts[-1] in (".", ".."):
+        segments.append("")
+    return "/" + "/".join(segments)
+
+
+def validate(policy: NetworkPolicy) -> None:
+    """Refuse a policy that could not be enforced here: its patterns must compile.
+
+    Raises:
+        InvalidRequest: names the pattern, as in ``domains["api.x.com"][0].match.path.regex``.
+    """
+    for domain in policy.domains:
+        for index, rule in enumerate(domain.rules):
+            if rule.match is not None:
+                with within(f'domains["{domain.pattern}"][{index}].match'):
+                    _validate_match(rule.match)
+
+
+def regex_available() -> bool:
+    """Whether policies with regular expressions can be accepted on this machine."""
+    return _re2() is not None
+
+
+def _validate_match(match: RequestMatch) -> None:
+    if match.path is not None:
+        _validate_matcher("path", match.path)
+    for name, pairs in (("query", match.query), ("headers", match.headers)):
+        for index, pair in enumerate(pairs):
+            if pair.key is not None:
+                _validate_matcher(f"{name}[{index}].key", pair.key)
+            if pair.value is not None:
+                _validate_matcher(f"{name}[{index}].value", pair.value)
+
+
+def _validate_matcher(field_path: str, matcher: Matcher) -> None:
+    if matcher.kind != "regex":
+        return
+    try:
+        _compiled(matcher.value, True)
+    except HostCannot as error:
+        problem = "regular expressions are not available on this server"
+        raise InvalidRequest(
+            f"{field_path}.regex: {problem}", hint=error.hint, field=f"{field_path}.regex", problem=problem
+        ) from None
+    except ValueError as error:
+        refuse(f"{field_path}.regex", f"is not an RE2 pattern: {error}")
+
+
+@lru_cache(maxsize=1)
+def _re2() -> Any:
+    try:
+        return import_module("re2")
+    except ImportError:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str, case_sensitive: bool) -> Any:
+    engine = _re2()
+    if engine is None:
+        raise HostCannot(
+            "no linear-time regular expression engine is installed",
+            hint="install the google-re2 package next to sandkeep, or match with exact or startsWith",
+            part="regular expressions",
+            why="the re2 module cannot be imported",
+        )
+    options = engine.Options()
+    options.max_mem = _REGEX_MEMORY
+    options.log_errors = False
+    options.case_sensitive = case_sensitive
+    try:
+        return engine.compile(pattern, options=options)
+    except engine.error as error:
+        cause = error.args[0] if error.args else "cannot be compiled"
+        raise ValueError(cause.decode() if isinstance(cause, bytes) else str(cause)) from None
+
+
+def _text_matches(matcher: Matcher | None, text: str, *, case_sensitive: bool = True) -> bool:
+    if matcher is None:
+        return True
+    if matcher.kind == "regex":
+        return _compiled(matcher.value, case_sensitive).search(text) is not None
+    wanted = matcher.value
+    if not case_sensitive:
+        wanted, text = wanted.lower(), text.lower()
+    return text == wanted if matcher.kind == "exact" else text.startswith(wanted)
+
+
+def _pair_present(matcher: PairMatcher, pairs: Pairs, *, case_sensitive: bool) -> bool:
+    return any(
+        _text_matches(matcher.key, key, case_sensitive=case_sensitive) and _text_matches(matcher.value, value)
+        for key, value in pairs
+    )
+
+
+def _request_matches(match: RequestMatch, *, method: str, path: str, query: Pairs, headers: Pairs) -> bool:
+    return (
+        (not match.methods or method in match.methods)
+        and _text_matches(match.path, path)
+        and all(_pair_present(wanted, query, case_sensitive=True) for wanted in match.query)
+        and all(_pair_present(wanted, headers, case_sensitive=False) for wanted in match.headers)
+    )
+
+
+def _networks(texts: Iterable[str]) -> list[tuple[str, Network]]:
+    return [(text, ip_network(text, strict=False)) for text in texts]
+
+
+def _containing(address: Address, networks: list[tuple[str, Network]]) -> str | None:
+    for text, network in networks:
+        if address.version == network.version and address in network:
+            return text
+    return None
+
+
+def _unmapped(address: Address) -> Address:
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def _literal_address(name: str) -> Address | None:
+    try:
+        return ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+
+
+def _normal_name(name: str) -> str:
+    return name.lower().removesuffix(".")
+
+
+def _literal_labels(pattern: list[str]) -> int:
+    return sum(label != "*" for label in pattern)
+
+
+def _labels_match(pattern: list[str], labels: list[str]) -> bool:
+    if pattern == ["*"]:
+        return True
+    if pattern[0] == "*":
+        rest = pattern[1:]
+        if len(labels) <= len(rest):
+            return False
+        pattern, labels = rest, labels[len(labels) - len(rest) :]
+    if len(pattern) != len(labels):
+        return False
+    return all(wanted in ("*", label) for wanted, label in zip(pattern, labels, strict=True))
+
+
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+
+
+def _unescape_unreserved(path: str) -> str:
+    if "%" not in path:
+        return path
+    head, *escapes = path.split("%")
+    out = [head]
+    for escape in escapes:
+        code, rest = escape[:2], escape[2:]
+        try:
+            character = chr(int(code, 16)) if len(code) == 2 and code.isalnum() else ""
+        except ValueError:
+            character = ""
+        out.append(character + rest if character in _UNRESERVED and character else f"%{escape}")
+    return "".join(out)
