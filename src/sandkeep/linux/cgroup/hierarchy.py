@@ -129,16 +129,14 @@ class Hierarchy:
     def _passed_on(group: str, controller: str | None) -> bool:
         return controller is None or controller in groupfs.read(f"{group}/cgroup.subtree_control").split()
 
-    def _why_absent(self, version: str, base: str, file: str) -> str:
+    @staticmethod
+    def _why_absent(version: str, base: str, file: str) -> str:
         controller = file.partition(".")[0]
         if version == "v2" and controller in _CONTROLLERS:
-            try:
-                available = controller in groupfs.read(f"{base}/cgroup.controllers").split()
-            except OSError:
-                available = False
-            if available:
+            if controller not in groupfs.read(f"{base}/cgroup.controllers").split():
+                return f"the {controller} controller is not available to {base}"
+            if controller not in groupfs.read(f"{base}/cgroup.subtree_control").split():
                 return f"{base} may use {controller} but does not pass it on (cgroup.subtree_control)"
-            return f"the {controller} controller is not available to {base}"
         return f"this kernel has no {file}"
 
     # -- version 2 delegation
