@@ -1,0 +1,82 @@
+"""Events: what happened, in the order it was recorded.
+
+Pages follow the sequence number, not the clock, so a reader going forward misses nothing that is recorded
+later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sandkeep.store.database import Database
+from sandkeep.store.pages import Page, PageRequest, Sort
+from sandkeep.store.rows import Event
+from sandkeep.store.tables import JSON, Conditions, Table
+
+_TABLE = Table("events", Event)
+
+RECORDED = Sort("recorded", "events.sequence", int)
+
+
+class Events:
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def add(
+        self,
+        event_id: str,
+        kind: str,
+        *,
+        time_ms: int,
+        project: str,
+        sandbox: str | None = None,
+        session: str | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> Event:
+        """Record an event; sandbox and session are ids."""
+        body = data or {}
+        found = self._db.one(
+            "INSERT INTO events (id, time_ms, project, sandbox, session, kind, data)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING sequence",
+            event_id,
+            time_ms,
+            project,
+            sandbox,
+            session,
+            kind,
+            JSON.encode(body),
+        )
+        assert found is not None
+        return Event(
+            sequence=found[0],
+            id=event_id,
+            time_ms=time_ms,
+            project=project,
+            sandbox=sandbox,
+            session=session,
+            kind=kind,
+            data=body,
+        )
+
+    def page(
+        self,
+        project: str,
+        request: PageRequest | None = None,
+        *,
+        sandbox: str | None = None,
+        session: str | None = None,
+        kind: str | None = None,
+    ) -> Page[Event]:
+        where = Conditions().add("events.project = {}", project)
+        if sandbox is not None:
+            where.add("events.sandbox = {}", sandbox)
+        if session is not None:
+            where.add("events.session = {}", session)
+        if kind is not None:
+            where.add("events.kind = {}", kind)
+        return _TABLE.page(self._db, where, RECORDED, request or PageRequest())
+
+    def forget_everywhere(self, *, before_ms: int) -> int:
+        """Drop every project's events older than a time."""
+        return self._db.run("DELETE FROM events WHERE time_ms < $1", before_ms)

@@ -1,0 +1,72 @@
+"""Processes: a durable record of everything run in a session. A finished record never changes."""
+
+from __future__ import annotations
+
+from sandkeep.errors import NotFound
+from sandkeep.store.database import Database
+from sandkeep.store.rows import Process, ProcessStatus
+from sandkeep.store.tables import Table
+
+_TABLE = Table("processes", Process)
+
+
+class Processes:
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def add(self, process: Process) -> None:
+        _TABLE.insert(self._db, process)
+
+    def find(self, process: str) -> Process | None:
+        """By id alone, in whatever project: the caller compares ``project`` before showing anything."""
+        return _TABLE.find(self._db, "id = {}", process)
+
+    def get(self, project: str, session: str, process: str) -> Process:
+        row = _TABLE.find(self._db, "project = {} AND session = {} AND id = {}", project, session, process)
+        if row is None:
+            raise NotFound(f"no process {process}", kind="process", name=process)
+        return row
+
+    def finish(
+        self,
+        project: str,
+        session: str,
+        process: str,
+        status: ProcessStatus,
+        *,
+        exit_code: int | None,
+        now_ms: int,
+        reason: str | None = None,
+    ) -> Process:
+        """Record the end of a running process; one that has ended already is returned as it is."""
+        before = self.get(project, session, process)
+        if before.status is not ProcessStatus.RUNNING:
+            return before
+        changes = {
+            "status": status,
+            "exit_code": exit_code,
+            "finished_ms": now_ms,
+            "duration_ms": max(0, now_ms - before.started_ms),
+            "reason": reason,
+        }
+        row = _TABLE.update(self._db, changes, "id = {} AND status = 'running'", process)
+        return row if row is not None else self.get(project, session, process)
+
+    def of_session(self, project: str, session: str) -> list[Process]:
+        """Every process of a session, newest first."""
+        return _TABLE.select(
+            self._db,
+            "project = {} AND session = {}",
+            project,
+            session,
+            order="started_ms DESC, id DESC",
+        )
+
+    def running(self, project: str, session: str) -> list[Process]:
+        return _TABLE.select(
+            self._db,
+            "project = {} AND session = {} AND status = 'running'",
+            project,
+            session,
+            order="started_ms, id",
+        )

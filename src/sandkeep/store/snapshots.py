@@ -1,0 +1,130 @@
+"""Snapshots: immutable filesystem states, as a tree. Deleting one leaves its row as a tombstone.
+
+A snapshot is *pinned* while it is some sandbox's current snapshot or the source of an active session.
+Retention must not touch a pinned one; a user may delete it all the same, and resuming then finds it gone.
+"""
+
+from __future__ import annotations
+
+from sandkeep.errors import NotFound
+from sandkeep.store.database import Database
+from sandkeep.store.pages import Page, PageRequest, Sort
+from sandkeep.store.rows import ACTIVE_SQL, Snapshot, SnapshotStatus
+from sandkeep.store.tables import Conditions, Table
+
+_TABLE = Table("snapshots", Snapshot)
+
+CREATED = Sort("created", "snapshots.created_ms", int)
+
+
+class Snapshots:
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def add(self, snapshot: Snapshot) -> None:
+        _TABLE.insert(self._db, snapshot)
+
+    def find(self, snapshot: str) -> Snapshot | None:
+        """By id alone, in whatever project: the caller compares ``project`` before showing anything."""
+        return _TABLE.find(self._db, "id = {}", snapshot)
+
+    def get(self, project: str, snapshot: str) -> Snapshot:
+        """The snapshot or its tombstone."""
+        row = _TABLE.find(self._db, "project = {} AND id = {}", project, snapshot)
+        if row is None:
+            raise NotFound(f"no snapshot {snapshot}", kind="snapshot", name=snapshot)
+        return row
+
+    def set_expiry(
+        self, project: str, snapshot: str, expires_ms: int | None, *, now_ms: int, asked: bool = False
+    ) -> Snapshot:
+        """Change when it expires (``None``: never). ``asked`` marks the caller's own choice."""
+        return self._change(project, snapshot, now_ms, expires_ms=expires_ms, expiry_asked=asked)
+
+    def mark_used(self, project: str, snapshot: str, *, now_ms: int) -> Snapshot:
+        return self._change(project, snapshot, now_ms, last_used_ms=now_ms)
+
+    def mark_synced(self, project: str, snapshot: str, *, now_ms: int) -> Snapshot:
+        return self._change(project, snapshot, now_ms, synced_ms=now_ms)
+
+    def delete(self, project: str, snapshot: str, *, now_ms: int) -> Snapshot:
+        """Leave a tombstone. Deleting again changes nothing."""
+        before = self.get(project, snapshot)
+        if before.status is SnapshotStatus.DELETED:
+            return before
+        return self._change(project, snapshot, now_ms, status=SnapshotStatus.DELETED)
+
+    def page(
+        self, project: str, request: PageRequest | None = None, *, sandbox: str | None = None
+    ) -> Page[Snapshot]:
+        """One page by creation, tombstones included, of the project or of one sandbox (named by its id)."""
+        where = Conditions().add("snapshots.project = {}", project)
+        if sandbox is not None:
+            where.add("snapshots.sandbox = {}", sandbox)
+        return _TABLE.page(self._db, where, CREATED, request or PageRequest())
+
+    def live_of(self, project: str, sandbox: str) -> list[Snapshot]:
+        """The sandbox's snapshots that are not deleted or failed, newest first."""
+        return _TABLE.select(
+            self._db,
+            "project = {} AND sandbox = {} AND status = 'created'",
+            project,
+            sandbox,
+            order="created_ms DESC, id DESC",
+        )
+
+    def ancestors(self, project: str, snapshot: str, *, limit: int) -> list[Snapshot]:
+        """Parent, its parent, and so on; at most ``limit``, ending early where the project's tree ends."""
+        found: list[Snapshot] = []
+        at = self.get(project, snapshot)
+        while at.parent is not None and len(found) < limit:
+            parent = _TABLE.find(self._db, "project = {} AND id = {}", project, at.parent)
+            if parent is None:
+                break
+            found.append(parent)
+            at = parent
+        return found
+
+    def children(self, project: str, parent: str) -> list[Snapshot]:
+        return _TABLE.select(
+            self._db, "project = {} AND parent = {}", project, parent, order="created_ms, id"
+        )
+
+    def pinned(self, project: str, *, apart_from: str | None = None) -> set[str]:
+        """Ids in use in the project; ``apart_from`` leaves out what one sandbox (by id) itself uses."""
+        found = self._db.all(
+            "SELECT current_snapshot FROM sandboxes"
+            " WHERE project = $1 AND current_snapshot IS NOT NULL AND id <> $2"
+            " UNION SELECT source_snapshot FROM sessions"
+            f" WHERE project = $1 AND source_snapshot IS NOT NULL AND status IN ({ACTIVE_SQL})"
+            " AND sandbox <> $2",
+            project,
+            apart_from or "",
+        )
+        return {row[0] for row in found}
+
+    def orphans(self, project: str, sandbox: str) -> list[Snapshot]:
+        """What this sandbox (by id) made and nothing else uses: ask before deleting the sandbox."""
+        used = self.pinned(project, apart_from=sandbox)
+        return [row for row in self.live_of(project, sandbox) if row.id not in used]
+
+    def expired_everywhere(self, *, now_ms: int) -> list[Snapshot]:
+        """Every project's snapshots past their expiry, pinned or not."""
+        return _TABLE.select(
+            self._db,
+            "status = 'created' AND expires_ms IS NOT NULL AND expires_ms <= {}",
+            now_ms,
+            order="expires_ms, id",
+        )
+
+    def unsynced_everywhere(self) -> list[Snapshot]:
+        """Every project's snapshots not yet safe from loss of power, oldest first."""
+        return _TABLE.select(self._db, "status = 'created' AND synced_ms IS NULL", order="created_ms, id")
+
+    def _change(self, project: str, snapshot: str, now_ms: int, **changes: object) -> Snapshot:
+        row = _TABLE.update(
+            self._db, {**changes, "updated_ms": now_ms}, "project = {} AND id = {}", project, snapshot
+        )
+        if row is None:
+            raise NotFound(f"no snapshot {snapshot}", kind="snapshot", name=snapshot)
+        return row
