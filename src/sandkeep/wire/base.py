@@ -1,0 +1,72 @@
+"""How structs of this package are spelled, decoded and encoded."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import msgspec
+from msgspec import Meta, UnsetType
+
+from sandkeep.types import refuse
+
+MAX_SAFE = 2**53 - 1
+"""The largest integer every JSON reader keeps exact."""
+
+Milliseconds = Annotated[int, Meta(ge=0, le=MAX_SAFE)]
+Count = Annotated[int, Meta(ge=0, le=MAX_SAFE)]
+Whole = Annotated[int, Meta(ge=-MAX_SAFE, le=MAX_SAFE)]
+
+T = TypeVar("T")
+
+
+class Body(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """Something a client sends. An absent field is ``UNSET``, so that it can be told from ``null``."""
+
+
+class Object(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """Something a client receives. A field that is ``UNSET`` is left out."""
+
+
+def known(**values: Any) -> dict[str, Any]:
+    """The values that are not ``None``: keyword arguments for an object whose other fields are left out."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def given(value: T | UnsetType, default: T) -> T:
+    """A field's value, or what it means when the client did not send it."""
+    return default if isinstance(value, UnsetType) else value
+
+
+def decode(kind: type[T], data: bytes | bytearray | memoryview) -> T:
+    """A request body. None at all is an empty object: clients send ``stop`` and ``snapshot`` that way.
+
+    Raises:
+        InvalidRequest: with the path of the field in the client's own spelling.
+    """
+    if not bytes(data[:64]).strip() and not bytes(data).strip():
+        data = b"{}"
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        _refuse_validation(error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        refuse("", f"the body is not JSON: {error}")
+
+
+def convert(kind: type[T], parameters: dict[str, str]) -> T:
+    """The parameters of a query string, each read as its field's type."""
+    try:
+        return msgspec.convert(parameters, kind, strict=False)
+    except msgspec.ValidationError as error:
+        _refuse_validation(error)
+
+
+def encode(value: Any) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def _refuse_validation(error: msgspec.ValidationError) -> NoReturn:
+    # msgspec says "<problem> - at `$.ports[0]`"; the path is only in the text.
+    problem, separator, path = str(error).partition(" - at `")
+    path = path.rstrip("`").removeprefix("$").removeprefix(".") if separator else ""
+    refuse(path, problem[:1].lower() + problem[1:])
