@@ -1,0 +1,91 @@
+"""Which snapshots to keep, for how long, and which layers nobody needs any more. Pure functions over facts.
+
+A snapshot expires at a time of its own, set when it is made (`first_expiry`). Keep-last rules of its
+sandbox then apply to the newest ones (`plan`). Neither ever deletes a pinned snapshot, and one that loss of
+power could still take (not synced) never pushes out one that it could not.
+
+Deleting a snapshot frees its row only: its layer stays for as long as any chain goes through it
+(`unneeded_layers`), so parents play no part in choosing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sandkeep.store.rows import KeepLast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What retention has to know about a snapshot."""
+
+    id: str
+    created_ms: int
+    expires_ms: int | None
+    expiry_asked: bool = False
+    """The expiry is the caller's own choice for this snapshot."""
+    pinned: bool = False
+    """Some sandbox's current snapshot, or the source of an active session."""
+    synced: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to change. A snapshot is in at most one of the two."""
+
+    expire: Mapping[str, int | None]
+    """New expiry times by id; ``None`` is never."""
+    delete: frozenset[str]
+
+
+def first_expiry(
+    created_ms: int, *, asked_ms: int | None, sandbox_ms: int | None, server_ms: int
+) -> int | None:
+    """When a new snapshot expires: as asked, else by the sandbox's default, else the server's. 0 is never."""
+    lifetime = next(value for value in (asked_ms, sandbox_ms, server_ms) if value is not None)
+    return _expiry(created_ms, lifetime)
+
+
+def plan(snapshots: Iterable[Candidate], *, keep_last: KeepLast | None, default_ms: int, now_ms: int) -> Plan:
+    """What to do with the snapshots of one sandbox. Doing it and asking again gives nothing more to do.
+
+    ``default_ms`` is the lifetime that snapshots out of the newest go back to when they are not deleted.
+    """
+    expire: dict[str, int | None] = {}
+    delete: set[str] = set()
+    places = keep_last.count if keep_last is not None else 0
+    for snapshot in sorted(snapshots, key=lambda s: (s.created_ms, s.id), reverse=True):
+        expires = snapshot.expires_ms
+        kept = places > 0
+        if keep_last is not None and not snapshot.expiry_asked:
+            if not kept:
+                expires = _expiry(snapshot.created_ms, default_ms)
+            elif keep_last.expiration_ms is not None:
+                expires = _expiry(snapshot.created_ms, keep_last.expiration_ms)
+        evicted = keep_last is not None and not kept and keep_last.delete_evicted
+        past = expires is not None and expires <= now_ms
+        if (evicted or past) and not snapshot.pinned:
+            delete.add(snapshot.id)
+            continue
+        # An expired snapshot takes no place from a good one, and an unsynced one none from a synced one.
+        if kept and snapshot.synced and not past:
+            places -= 1
+        if expires != snapshot.expires_ms:
+            expire[snapshot.id] = expires
+    return Plan(expire, frozenset(delete))
+
+
+def unneeded_layers(parents: Mapping[str, str | None], needed: Iterable[str]) -> set[str]:
+    """Layers in no chain from a needed one; ``parents`` maps every stored layer to the one below it."""
+    reached: set[str] = set()
+    for layer in needed:
+        at: str | None = layer
+        while at is not None and at not in reached:
+            reached.add(at)
+            at = parents.get(at)
+    return set(parents) - reached
+
+
+def _expiry(created_ms: int, lifetime_ms: int) -> int | None:
+    return created_ms + lifetime_ms if lifetime_ms else None
