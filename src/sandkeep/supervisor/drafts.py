@@ -1,0 +1,100 @@
+"""Files being written: in place, or as a draft nobody sees until it is complete."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from sandkeep.errors import TransportError
+from sandkeep.linux import syscalls
+from sandkeep.supervisor.tree import proc_path
+
+Source = Callable[[int], bytes]
+"""Returns up to that many bytes, ``b""`` at the end. Runs with the file rights of the acting identity."""
+
+_CHUNK = 1 << 18
+
+
+class InPlace:
+    """An open file that is already where it belongs."""
+
+    __slots__ = ("fd", "written")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.written = 0
+
+    def fill(self, source: Source) -> None:
+        while True:
+            try:
+                chunk = source(_CHUNK)
+            except OSError as error:
+                raise TransportError(f"the content stopped arriving: {error}") from error
+            if not chunk:
+                return
+            view = memoryview(chunk)
+            while view:
+                count = os.write(self.fd, view)
+                self.written += count
+                view = view[count:]
+
+    def publish(self, *, replace: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class Draft(InPlace):
+    """A file that has no name, or a temporary one, until it is published as ``name`` of ``parent``.
+
+    ``close`` leaves nothing of a draft that was not published.
+    """
+
+    __slots__ = ("_name", "_parent", "_temporary")
+
+    def __init__(self, parent: int, name: bytes) -> None:
+        self._parent = parent
+        self._name = name
+        self._temporary: bytes | None = None
+        try:
+            # Nothing is left behind even if the supervisor dies.
+            fd = os.open(b".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=parent)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+            self._temporary = _temporary_name()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            fd = os.open(self._temporary, flags, 0o600, dir_fd=parent)
+        super().__init__(fd)
+
+    def publish(self, *, replace: bool) -> None:
+        if self._temporary is None:
+            try:
+                self._link(self._name)
+                return
+            except FileExistsError:
+                if not replace:
+                    raise
+            temporary = _temporary_name()
+            self._link(temporary)
+            self._temporary = temporary
+        flags = 0 if replace else syscalls.RENAME_NOREPLACE
+        syscalls.renameat2(self._parent, self._temporary, self._parent, self._name, flags)
+        self._temporary = None
+
+    def close(self) -> None:
+        super().close()
+        if self._temporary is not None:
+            try:
+                os.unlink(self._temporary, dir_fd=self._parent)
+            except OSError:
+                pass
+
+    def _link(self, name: bytes) -> None:
+        os.link(proc_path(self.fd), name, dst_dir_fd=self._parent, follow_symlinks=True)
+
+
+def _temporary_name() -> bytes:
+    return b".sandkeep-" + os.urandom(8).hex().encode()
