@@ -133,6 +133,13 @@ def test_v2_root_offers_controllers_only_after_prepare(v2: FakeCgroup2) -> None:
     assert (v2.root / "cgroup.subtree_control").read_text() == "cpu memory pids"
 
 
+def test_v2_preparable_says_what_prepare_would_give_and_changes_nothing(v2: FakeCgroup2) -> None:
+    hierarchy = v2.detect()
+    assert set(hierarchy.preparable()) == {"memory", "pids", "cpu"}
+    assert (v2.root / "cgroup.subtree_control").read_text() == ""
+    assert "memory" not in usable(hierarchy)
+
+
 def test_v2_limits_are_written_in_the_kernels_format(v2: FakeCgroup2) -> None:
     session = v2.detect().prepare().create("s1")
     session.limit(memory=64 << 20, pids=100, cpu=1.5)
@@ -238,6 +245,7 @@ def test_v2_shared_group_uses_the_one_above_when_that_passes_controllers_on(v2: 
     own = v2.group("user.slice/session-1.scope")
     v2.place("/user.slice/session-1.scope")
     (own / "cgroup.procs").write_text("10\n99\n")
+    assert v2.detect().preparable([10]) == ["memory", "pids"]
     hierarchy = v2.detect().prepare([10])
     assert {"memory", "pids", "oom"} <= usable(hierarchy)
     assert "cpu" not in usable(hierarchy)
@@ -251,6 +259,7 @@ def test_v2_shared_group_with_nothing_above_says_who_is_in_the_way(v2: FakeCgrou
     own = v2.place("/scope")
     (own / "cgroup.controllers").write_text("memory pids cpu")
     (own / "cgroup.procs").write_text("10\n98\n99\n")
+    assert v2.detect().preparable([10]) == []
     hierarchy = v2.detect().prepare([10])
     assert "2 process(es) that are not ours" in hierarchy.capabilities["memory"].why
     assert "Delegate=yes" in hierarchy.capabilities["memory"].why

@@ -168,6 +168,16 @@ class Hierarchy:
                     self.capabilities[name] = Capability(False, "", obstacle)
         return self
 
+    def preparable(self, pids: Iterable[int] = ()) -> list[str]:
+        """Controllers that ``prepare`` would make available, judged without changing anything."""
+        base = self._v2
+        if base is None:
+            return []
+        above = os.path.dirname(base)
+        if os.access(f"{base}/cgroup.subtree_control", os.W_OK) and not self._others(base, set(pids)):
+            return self._enableable(base)
+        return self._passed_to(above) if self._usable_above(above) else []
+
     @staticmethod
     def _enableable(base: str) -> list[str]:
         """Controllers we could pass on but do not yet."""
@@ -179,20 +189,27 @@ class Hierarchy:
         return [name for name in _CONTROLLERS if name in available and name not in passed]
 
     @staticmethod
-    def _vacate(base: str, ours: set[int]) -> str:
-        """Move our processes into the leaf; the reason when the group cannot be emptied."""
+    def _holds(base: str) -> set[int]:
+        """Processes that keep the group from passing controllers on; the real root may hold any."""
         if not os.path.exists(f"{base}/cgroup.type"):
-            return ""  # the real root may hold processes and pass controllers on
+            return set()
+        return {int(pid) for pid in groupfs.read(f"{base}/cgroup.procs").split()}
+
+    def _others(self, base: str, ours: set[int]) -> str:
+        others = self._holds(base) - ours
+        if not others:
+            return ""
+        return (
+            f"{base} also holds {len(others)} process(es) that are not ours; start in a delegated group of "
+            "your own (systemd-run --scope -p Delegate=yes, with --user for an ordinary user)"
+        )
+
+    def _vacate(self, base: str, ours: set[int]) -> str:
+        """Move our processes into the leaf; the reason when the group cannot be emptied."""
         try:
-            present = {int(pid) for pid in groupfs.read(f"{base}/cgroup.procs").split()}
-            others = present - ours
-            if others:
-                return (
-                    f"{base} also holds {len(others)} process(es) that are not ours; "
-                    "start in a delegated group of your own (systemd-run --scope -p Delegate=yes, "
-                    "with --user for an ordinary user)"
-                )
-            if present:
+            if obstacle := self._others(base, ours):
+                return obstacle
+            if present := self._holds(base):
                 leaf = f"{base}/{LEAF}"
                 try:
                     groupfs.mkdir(leaf, 0o755)
@@ -213,12 +230,15 @@ class Hierarchy:
         return ""
 
     @staticmethod
-    def _usable_above(above: str) -> bool:
+    def _passed_to(above: str) -> list[str]:
         try:
             passed = groupfs.read(f"{above}/cgroup.subtree_control").split()
         except OSError:
-            return False
-        return any(name in passed for name in _CONTROLLERS) and os.access(above, os.W_OK)
+            return []
+        return [name for name in _CONTROLLERS if name in passed]
+
+    def _usable_above(self, above: str) -> bool:
+        return bool(self._passed_to(above)) and os.access(above, os.W_OK)
 
     # -- sessions
 
