@@ -1,0 +1,49 @@
+"""Locks of the store: flock on a file opened anew each time, so threads exclude each other like processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class FileLock:
+    """Held for one ``with`` block; not reentrant. The kernel drops it with the process."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._held(fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        with self._held(fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def _held(self, kind: int) -> Iterator[None]:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, kind)
+            yield
+        finally:
+            os.close(fd)
+
+
+def is_locked(path: str) -> bool:
+    """Whether somebody holds the lock on this file or directory; a missing one is held by nobody."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,531 @@
+"""The layer store of one data directory: publish, look up, compose, reference, measure, delete, recover.
+
+Blocking code for a process that may act on the files of every sandbox: root, or uid 0 of the outer user
+namespace. Any number of threads and processes may use one store; see ``lock.py``. Long work (deleting,
+folding, syncing, measuring) happens outside the lock.
+
+A layer appears by one rename and is immutable from then on. Hidden names in ``layers/`` are unfinished work::
+
+    .new-<layer>     being published; once it holds ``fs`` it will be finished, by us or by ``recover``
+    .copy-<layer>    a checkpoint being copied; once it holds ``meta.json`` it will be finished
+    .fold-<layer>    a fold being built; thrown away unless its end was reached
+    .del-<name>      being deleted
+
+A layer is kept as long as a holder, a child, or a session that is not over needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from sandkeep.errors import InvalidRequest, LayerError, NotFound, WrongState
+from sandkeep.host.layers.fold import merge
+from sandkeep.host.layers.lock import FileLock, is_locked
+from sandkeep.host.layers.sessions import lost_sessions, session_layers, slots_of
+from sandkeep.host.layers.tree import disk_usage, remove_tree
+from sandkeep.host.layers.values import META, Layer, Retired, check_name, read_meta, write_meta
+from sandkeep.host.rootfs import Flavour, Lower, Rootfs
+from sandkeep.linux.syscalls import syncfs
+
+MAX_LOWERS = 500
+"""The kernel refuses an overlay with more."""
+RETIRED_GRACE_MS = 60_000
+"""How long a replaced directory stays for somebody who composed it but whose session is not on record yet."""
+_FOLD_HOLDER = "@fold"
+_Names = list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What ``recover`` found."""
+
+    finished: tuple[Layer, ...]
+    """Publishes and checkpoints that had been torn and are layers now."""
+    lost: tuple[str, ...]
+    """Sessions without supervisor whose upper holds something: publish or discard them."""
+    damaged: tuple[str, ...]
+    """Layers that cannot be read, or stand on one that is missing. They are left alone."""
+
+
+class LayerStore:
+    """See the module's contract. ``flavour`` is that of every layer published here from now on."""
+
+    def __init__(self, data_dir: str, *, flavour: Flavour) -> None:
+        self.flavour: Flavour = flavour
+        self._root = os.path.join(os.path.abspath(data_dir), "layers")
+        self._sessions = os.path.join(os.path.abspath(data_dir), "sessions")
+        os.makedirs(self._root, mode=0o700, exist_ok=True)
+        self._lock = FileLock(os.path.join(self._root, ".lock"))
+        self._fold_lock = FileLock(os.path.join(self._root, ".lock-fold"))
+
+    # --- making layers ---------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        session: str,
+        *,
+        layer: str,
+        parent: str | None,
+        image: str,
+        host_key: str | None = None,
+        holder: str | None = None,
+    ) -> Layer:
+        """Make the upper of a session a layer. Two renames, whatever its size; safe to repeat after a crash.
+
+        ``holder`` gets a reference from the first moment, so that no ``collect`` can come between. The
+        overlay may still be mounted, as long as none of the session's processes lives.
+        """
+        check_name(session, "session")
+        upper = os.path.join(self._sessions, session, "fs")
+        with self._lock.exclusive():
+            done = self._existing(layer, parent, image)
+            if done is not None:
+                return done
+            staged = self._path(f".new-{layer}")
+            if not os.path.lexists(os.path.join(staged, "fs")):
+                if not os.path.isdir(upper):
+                    raise NotFound(f"session {session} has no upper", kind="upper", name=session)
+                self._prepare(staged, upper, layer, parent, image, host_key, holder)
+                os.rename(upper, os.path.join(staged, "fs"))
+            os.rename(staged, self._path(layer))
+            return self._get(layer)
+
+    def adopt(
+        self,
+        *,
+        layer: str,
+        parent: str | None,
+        image: str,
+        host_key: str | None = None,
+        holder: str | None = None,
+    ) -> Layer:
+        """Make the finished checkpoint copy at ``copy_directory(layer)`` a layer; safe to repeat."""
+        with self._lock.exclusive():
+            done = self._existing(layer, parent, image)
+            if done is not None:
+                return done
+            staged = self._path(f".copy-{layer}")
+            copy = os.path.join(staged, "fs")
+            if not os.path.isdir(copy):
+                raise NotFound(f"there is no copy for layer {layer}", kind="copy", name=layer)
+            if is_locked(copy):
+                raise WrongState(f"the copy for layer {layer} is still being made", layer=layer)
+            self._prepare(staged, copy, layer, parent, image, host_key, holder)
+            os.rename(staged, self._path(layer))
+            return self._get(layer)
+
+    def copy_directory(self, layer: str) -> str:
+        """Where a checkpoint for ``adopt`` is to be copied; its parent exists, the directory does not."""
+        staged = self._path(f".copy-{check_name(layer, 'layer')}")
+        os.makedirs(staged, mode=0o700, exist_ok=True)
+        return os.path.join(staged, "fs")
+
+    def discard(self, session: str) -> None:
+        """Throw the upper of a session away."""
+        check_name(session, "session")
+        with self._lock.exclusive():
+            self._doom(os.path.join(self._sessions, session, "fs"), f".del-upper-{session}")
+        self._finish_deletions()
+
+    def _existing(self, layer: str, parent: str | None, image: str) -> Layer | None:
+        """The finished layer, or ``None`` when it can be made now."""
+        check_name(layer, "layer")
+        if self._read(layer) is None:
+            if parent is not None:
+                self._get(parent)
+            return None
+        done = self._get(layer)
+        if done.image != image or (done.parent != parent and done.directory == "fs"):
+            raise WrongState(f"layer {layer} exists and is another one", layer=layer)
+        return done
+
+    def _prepare(
+        self,
+        staged: str,
+        upper: str,
+        layer: str,
+        parent: str | None,
+        image: str,
+        host_key: str | None,
+        holder: str | None,
+    ) -> None:
+        refs = os.path.join(staged, "refs")
+        os.makedirs(refs, mode=0o700, exist_ok=True)
+        if holder is not None:
+            _touch(os.path.join(refs, check_name(holder, "holder")))
+        value = Layer(
+            id=layer,
+            parent=parent,
+            image=image,
+            flavour=self.flavour,
+            host_key=host_key,
+            created_ms=_now_ms(),
+            synced_ms=None,
+            size_bytes=None,
+            depth=0,
+            slots=slots_of(upper),
+        )
+        write_meta(staged, value, durable=False)
+
+    # --- looking up ------------------------------------------------------------------------------------
+
+    def get(self, layer: str) -> Layer:
+        """Raises ``LayerError`` when it, or something below it, is missing."""
+        with self._lock.shared():
+            return self._get(layer)
+
+    def list(self) -> tuple[Layer, ...]:
+        """Every layer, oldest first."""
+        with self._lock.shared():
+            return tuple(sorted(map(self._get, self._ids()), key=lambda layer: layer.created_ms))
+
+    def chain(self, layer: str) -> tuple[Layer, ...]:
+        """The layer and what it stands on, topmost first."""
+        with self._lock.shared():
+            return self._chain(layer)
+
+    def compose(self, rootfs: Rootfs, layer: str | None) -> Rootfs:
+        """The image's root filesystem with the layer's chain on top.
+
+        Hold the layer before; put the session's ``spec.json`` in place within ``RETIRED_GRACE_MS``.
+        """
+        if rootfs.flavour != self.flavour:
+            raise LayerError(
+                f"image {rootfs.image} is of flavour {rootfs.flavour}, this store of {self.flavour}",
+                layer=layer,
+            )
+        chain = self.chain(layer) if layer is not None else ()
+        names = {slot.name for slot in rootfs.slots}
+        for link in chain:
+            if link.flavour != rootfs.flavour:
+                raise LayerError(
+                    f"layer {link.id} is of flavour {link.flavour}, the root filesystem of {rootfs.flavour}",
+                    layer=link.id,
+                )
+            if not set(link.slots) <= names:
+                missing = ", ".join(sorted(set(link.slots) - names))
+                raise LayerError(
+                    f"image {rootfs.image} has no slot {missing} for layer {link.id}", layer=link.id
+                )
+        slots = tuple(
+            replace(
+                slot,
+                lowers=(
+                    *(Lower(self._slot(link, slot.name)) for link in chain if slot.name in link.slots),
+                    *slot.lowers,
+                ),
+            )
+            for slot in rootfs.slots
+        )
+        if max((len(slot.lowers) for slot in slots), default=0) > MAX_LOWERS:
+            raise LayerError(
+                f"the chain of layer {layer} is longer than the kernel can mount",
+                layer=layer,
+                hint="compact it",
+            )
+        return replace(rootfs, slots=slots)
+
+    # --- references ------------------------------------------------------------------------------------
+
+    def hold(self, layer: str, holder: str) -> None:
+        """Keep a layer for ``holder``; holding twice is holding once."""
+        check_name(holder, "holder")
+        with self._lock.exclusive():
+            self._get(layer)
+            self._hold(layer, holder)
+
+    def release(self, layer: str, holder: str) -> None:
+        """End a hold. Fine when there was none, or no layer any more; only ``collect`` deletes."""
+        check_name(holder, "holder")
+        with self._lock.exclusive():
+            self._release(layer, holder)
+
+    def holders(self, layer: str) -> tuple[str, ...]:
+        with self._lock.shared():
+            self._get(layer)
+            return tuple(sorted(self._holders(layer)))
+
+    def collect(self) -> _Names:
+        """Delete every layer nothing needs, and finish deletions that were interrupted.
+
+        Raises ``LayerError`` instead when a layer or a session cannot be read: what it needs is unknown.
+        """
+        with self._lock.exclusive():
+            layers = {layer: self._require(layer) for layer in self._ids()}
+            in_use = self._in_use(layers)
+            for layer, value in layers.items():
+                layers[layer] = self._drop_retired(value, in_use=layer in in_use)
+            needed = set(in_use)
+            for layer in layers:
+                if self._holders(layer):
+                    needed |= _reach(layers, layer)
+            doomed = sorted(layers.keys() - needed)
+            for layer in doomed:
+                os.rename(self._path(layer), self._free(f".del-{layer}"))
+        self._finish_deletions()
+        return doomed
+
+    def _in_use(self, layers: dict[str, Layer]) -> set[str]:
+        """What sessions that are not over stand on."""
+        needed: set[str] = set()
+        for layer in set(session_layers(self._sessions).values()):
+            needed |= _reach(layers, layer)
+        return needed
+
+    def _drop_retired(self, layer: Layer, *, in_use: bool) -> Layer:
+        if in_use or not layer.retired:
+            return layer
+        limit = _now_ms() - RETIRED_GRACE_MS
+        kept = tuple(retired for retired in layer.retired if retired.retired_ms > limit)
+        for retired in set(layer.retired) - set(kept):
+            self._doom(os.path.join(self._path(layer.id), retired.directory), f".del-{layer.id}")
+        if kept != layer.retired:
+            layer = replace(layer, retired=kept)
+            write_meta(self._path(layer.id), layer, durable=True)
+        return layer
+
+    # --- size and durability ---------------------------------------------------------------------------
+
+    def measure(self, layer: str) -> int:
+        """Bytes the layer takes on disk, kept on the layer. A file with many names counts once."""
+        found = self.get(layer)
+        size = disk_usage(os.path.join(self._path(layer), found.directory))
+        self._update(layer, lambda current: replace(current, size_bytes=size))
+        return size
+
+    def sync(self, layer: str) -> Layer:
+        """Make a layer and everything below it safe against power loss, and record when that was so."""
+        unsynced = [link.id for link in self.chain(layer) if link.synced_ms is None]
+        if unsynced:
+            _sync_filesystem(self._path(layer))
+            moment = _now_ms()
+            for link in reversed(unsynced):
+                self._update(link, lambda current: replace(current, synced_ms=moment))
+        return self.get(layer)
+
+    def _update(self, layer: str, change: Callable[[Layer], Layer]) -> None:
+        with self._lock.exclusive():
+            write_meta(self._path(layer), change(self._require(layer)), durable=True)
+
+    # --- folding ---------------------------------------------------------------------------------------
+
+    def compact(self, tip: str, *, rootfs: Rootfs, max_depth: int = 30) -> Layer:
+        """Fold the top of a chain longer than ``max_depth`` so that half of that is left.
+
+        ``rootfs`` is the image's, without layers: whether a whiteout still hides something depends on it.
+        """
+        depth = self.get(tip).depth
+        if depth <= max_depth:
+            return self.get(tip)
+        return self.fold(tip, rootfs=rootfs, count=depth - max(max_depth // 2, 1) + 1)
+
+    def fold(self, layer: str, *, rootfs: Rootfs, count: int = 2) -> Layer:
+        """Merge a layer with the ``count - 1`` below it into a new directory of the same layer.
+
+        Nothing that exists is changed, so it does not matter who holds or mounts any of them, and a crash at
+        any point leaves either the old chain or the new one. Files are hard links, so no data is copied. The
+        switch is one replacement of ``meta.json``, after the new directory is synced. What the fold
+        has replaced stays on record until no session can be using it; then ``collect`` deletes it.
+        """
+        if count < 2:
+            raise InvalidRequest("a fold takes at least two layers", field="count")
+        with self._fold_lock.exclusive():
+            with self._lock.exclusive():
+                chain = self._chain(layer)
+                if len(chain) < count:
+                    raise InvalidRequest(f"layer {layer} has only {len(chain)} to fold", field="count")
+                self._hold(layer, _FOLD_HOLDER)
+            try:
+                return self._fold(chain[:count], chain[count:], rootfs)
+            finally:
+                with self._lock.exclusive():
+                    self._release(layer, _FOLD_HOLDER)
+
+    def _fold(self, merged: tuple[Layer, ...], below: tuple[Layer, ...], rootfs: Rootfs) -> Layer:
+        top = merged[0]
+        staged = self._path(f".fold-{top.id}")
+        remove_tree(staged)
+        lowers = self.compose(rootfs, below[0].id if below else None)
+        slots = sorted({slot for link in merged for slot in link.slots})
+        if not set(slots) <= {slot.name for slot in lowers.slots}:
+            raise LayerError(f"image {rootfs.image} has not all slots of layer {top.id}", layer=top.id)
+        for slot in lowers.slots:
+            if slot.name in slots:
+                merge(
+                    [self._slot(link, slot.name) for link in merged if slot.name in link.slots],
+                    below=[lower.path for lower in slot.lowers],
+                    dest=os.path.join(staged, "fs", slot.name),
+                    scratch=os.path.join(staged, "empty"),
+                    flavour=self.flavour,
+                )
+        _sync_filesystem(staged)
+        retired = Retired(top.directory, top.parent, _now_ms())
+        directory = f"fs.{len(top.retired) + 1}.{retired.retired_ms}"
+        with self._lock.exclusive():
+            current = self._require(top.id)
+            os.rename(os.path.join(staged, "fs"), os.path.join(self._path(top.id), directory))
+            folded = replace(
+                current,
+                parent=below[0].id if below else None,
+                directory=directory,
+                slots=tuple(slots),
+                synced_ms=_now_ms(),
+                size_bytes=None,
+                retired=(*current.retired, retired),
+            )
+            write_meta(self._path(top.id), folded, durable=True)
+            _sync_filesystem(self._path(top.id))
+        remove_tree(staged)
+        return self.get(top.id)
+
+    # --- recovery --------------------------------------------------------------------------------------
+
+    def recover(self) -> Recovery:
+        """Put the store in order after a crash; harmless at any other time.
+
+        A torn publish is finished if the upper had been moved, else undone: its session is in ``lost`` then.
+        """
+        published: _Names = []
+        damaged: _Names = []
+        with self._fold_lock.exclusive(), self._lock.exclusive():
+            for name in self._hidden():
+                kind, _, layer = name[1:].partition("-")
+                torn = self._path(name)
+                complete = {"new": "fs", "copy": META}.get(kind)
+                if complete is not None and os.path.lexists(os.path.join(torn, complete)):
+                    os.rename(torn, self._path(layer))
+                    published.append(layer)
+                elif kind in ("new", "fold") or (kind == "copy" and not is_locked(os.path.join(torn, "fs"))):
+                    os.rename(torn, self._free(f".del-{layer}"))
+            for layer in self._ids():
+                try:
+                    self._get(layer)
+                    self._forget_unnamed(self._require(layer))
+                except LayerError:
+                    damaged.append(layer)
+                    continue
+                self._release(layer, _FOLD_HOLDER)
+            lost = lost_sessions(self._sessions)
+            finished = tuple(self._get(layer) for layer in published if layer not in damaged)
+        self._finish_deletions()
+        return Recovery(finished, lost, tuple(damaged))
+
+    def _forget_unnamed(self, layer: Layer) -> None:
+        """Delete what a fold moved into a layer just before it died."""
+        named = {layer.directory, *(retired.directory for retired in layer.retired)}
+        for name in os.listdir(self._path(layer.id)):
+            if name.startswith("fs") and name not in named:
+                self._doom(os.path.join(self._path(layer.id), name), f".del-{layer.id}")
+
+    def _finish_deletions(self) -> None:
+        for name in self._hidden():
+            if name.startswith(".del-"):
+                remove_tree(self._path(name))
+
+    # --- below the lock --------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, name)
+
+    def _slot(self, layer: Layer, slot: str) -> str:
+        return os.path.join(self._root, layer.id, layer.directory, slot)
+
+    def _ids(self) -> _Names:
+        return sorted(name for name in os.listdir(self._root) if not name.startswith("."))
+
+    def _hidden(self) -> _Names:
+        return sorted(name for name in os.listdir(self._root) if name.startswith(".") and "-" in name)
+
+    def _read(self, layer: str) -> Layer | None:
+        return read_meta(self._path(check_name(layer, "layer")), layer)
+
+    def _require(self, layer: str) -> Layer:
+        found = self._read(layer)
+        if found is None:
+            raise LayerError(f"layer {layer} is missing", layer=layer)
+        return found
+
+    def _walk(self, layer: str) -> Iterator[Layer]:
+        seen: set[str] = set()
+        at: str | None = layer
+        above: str | None = None
+        while at is not None:
+            if at in seen:
+                raise LayerError(f"layer {at} stands on itself", layer=at)
+            seen.add(at)
+            found = self._read(at)
+            if found is None:
+                needed = f", which {above} stands on," if above else ""
+                raise LayerError(f"layer {at}{needed} is missing", layer=at)
+            yield found
+            above, at = at, found.parent
+
+    def _chain(self, layer: str) -> tuple[Layer, ...]:
+        links = list(self._walk(layer))
+        return tuple(replace(link, depth=len(links) - index) for index, link in enumerate(links))
+
+    def _get(self, layer: str) -> Layer:
+        return self._chain(layer)[0]
+
+    def _holders(self, layer: str) -> _Names:
+        try:
+            return os.listdir(os.path.join(self._path(layer), "refs"))
+        except FileNotFoundError:
+            return []
+
+    def _hold(self, layer: str, holder: str) -> None:
+        refs = os.path.join(self._path(layer), "refs")
+        os.makedirs(refs, mode=0o700, exist_ok=True)
+        _touch(os.path.join(refs, holder))
+
+    def _release(self, layer: str, holder: str) -> None:
+        try:
+            os.unlink(os.path.join(self._path(check_name(layer, "layer")), "refs", holder))
+        except FileNotFoundError:
+            pass
+
+    def _doom(self, path: str, name: str) -> None:
+        try:
+            os.rename(path, self._free(name))
+        except FileNotFoundError:
+            pass
+
+    def _free(self, name: str) -> str:
+        """A path for ``name`` nothing is at: an earlier deletion of the same name may still be under way."""
+        path, number = self._path(name), 0
+        while os.path.lexists(path):
+            number += 1
+            path = self._path(f"{name}.{number}")
+        return path
+
+
+def _reach(layers: dict[str, Layer], layer: str | None) -> set[str]:
+    """The layer and all below it, what its replaced directories stood on included."""
+    found: set[str] = set()
+    pending = [layer]
+    while pending:
+        at = pending.pop()
+        if at is not None and at not in found and at in layers:
+            found.add(at)
+            pending.append(layers[at].parent)
+            pending.extend(retired.parent for retired in layers[at].retired)
+    return found
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _sync_filesystem(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        syncfs(fd)
+    finally:
+        os.close(fd)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
