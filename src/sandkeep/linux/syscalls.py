@@ -404,4 +404,4 @@ def scrub_command_line(name: str) -> None:
     ctypes.memset(env_start, 0, env_end - env_start)
     encoded = os.fsencode(name)[: max(arg_end - arg_start - 1, 0)]
     ctypes.memmove(arg_start, encoded, len(encoded))
-    prctl_set_name(name)
+    prctl_set_name(name.split(" ")[0])

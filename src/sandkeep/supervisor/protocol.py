@@ -2,11 +2,10 @@
 
 Shared by both ends and free of I/O. A frame is two big-endian lengths, the JSON text, the blob. On a
 connection the client sends requests ``{"id", "op", …}``; every request gets exactly one answer with the same
-``id``, either ``{"id", "ok": {…}}`` or ``{"id", "error": {…}}``. Two things may come besides answers:
+``id``, either ``{"id", "ok": {…}}`` or ``{"id", "error": {…}}``, in whatever order they are ready.
 
-* ``{"event": …}`` frames, on connections that asked for them;
-* data frames (no JSON, blob only), inside a streaming operation, before its answer. While a ``fs.*``
-  operation runs, its connection carries nothing else.
+A ``fs.*`` operation has its connection to itself until it is answered. Its content travels as data frames (a
+blob and no JSON), from the client up to an ``{"end": true}`` frame, or to the client before the answer.
 
 The version is part of every ``hello``: supervisors outlive the programs that started them, so a client must
 be ready to meet an older one.
@@ -36,6 +35,11 @@ class ProtocolError(Exception):
 def encode(body: dict[str, Any] | None, blob: bytes = b"") -> bytes:
     text = json.dumps(body, separators=(",", ":")).encode("ascii") if body is not None else b""
     return HEADER.pack(len(text), len(blob)) + text + blob
+
+
+def encode_json_line(body: Any) -> bytes:
+    """A value that travels as data rather than in a frame of its own."""
+    return json.dumps(body, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def decode_header(header: bytes) -> tuple[int, int]:

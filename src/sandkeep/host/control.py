@@ -1,0 +1,195 @@
+"""Talking to a supervisor from an event loop.
+
+``Control`` keeps one multiplexed connection per session for small requests and opens one per file operation,
+which has its connection to itself. A supervisor that is gone is told apart from one that ended its session
+by the ``state.json`` it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any, Final
+
+from sandkeep.errors import NotFound, SandkeepError, SessionStopped, TransportError, from_json
+from sandkeep.supervisor import protocol
+
+_PIECE: Final = 1 << 20
+
+
+async def connect(directory: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the supervisor of a session directory, however long that path is."""
+    try:
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        name = os.path.basename(directory)
+        raise NotFound(f"no session {name} on this host", kind="session", name=name) from None
+    try:
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/supervisor.sock", limit=1 << 20)
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise gone(directory) from None
+    finally:
+        os.close(fd)
+
+
+def read_state(directory: str) -> dict[str, Any]:
+    """What the supervisor last wrote about its session; empty when it never got that far."""
+    try:
+        with open(f"{directory}/state.json", encoding="ascii") as handle:
+            state: dict[str, Any] = json.load(handle)
+            return state
+    except FileNotFoundError:
+        return {}
+
+
+def gone(directory: str) -> SandkeepError:
+    """Why nobody answers for a session."""
+    state, name = read_state(directory), os.path.basename(directory)
+    if state.get("status") == "stopped":
+        reason = state.get("reason") or "stopped"
+        return SessionStopped(f"session {name} has stopped: {reason}", session=name, reason=reason)
+    return SessionStopped(f"the supervisor of session {name} is gone", session=name, reason="supervisor died")
+
+
+async def read_frame(reader: asyncio.StreamReader) -> protocol.Frame:
+    json_length, blob_length = protocol.decode_header(await reader.readexactly(protocol.HEADER.size))
+    body = protocol.decode_json(await reader.readexactly(json_length)) if json_length else None
+    blob = await reader.readexactly(blob_length) if blob_length else b""
+    return body, blob
+
+
+class Control:
+    """One session's supervisor, as seen from here. Connects when first used."""
+
+    def __init__(self, directory: str, generation: int) -> None:
+        self._directory = directory
+        self._generation = generation
+        self._writer: asyncio.StreamWriter | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Lock = asyncio.Lock()
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._next = 0
+
+    async def close(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+            try:
+                await self._pump
+            except asyncio.CancelledError:
+                pass
+        self._drop(TransportError("closed"))
+
+    # --- small requests ----------------------------------------------------------------------------------
+
+    async def request(self, op: str, blob: bytes = b"", **body: Any) -> dict[str, Any]:
+        async with self._connecting:
+            if self._writer is None:
+                await self._connect()
+            assert self._writer is not None
+            self._next += 1
+            number = self._next
+            future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+            self._waiting[number] = future
+            self._writer.write(
+                protocol.encode({"id": number, "op": op, "generation": self._generation, **body}, blob)
+            )
+        try:
+            return await future
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _connect(self) -> None:
+        reader, self._writer = await connect(self._directory)
+        self._pump = asyncio.create_task(self._read(reader), name=f"control {self._directory}")
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                body, _ = await read_frame(reader)
+                future = self._waiting.pop(body["id"], None) if body else None
+                if body is None or future is None or future.done():
+                    continue
+                if "error" in body:
+                    future.set_exception(from_json(body["error"]))
+                else:
+                    future.set_result(body["ok"])
+        except (asyncio.IncompleteReadError, OSError, protocol.ProtocolError):
+            self._drop(gone(self._directory))
+
+    def _drop(self, error: SandkeepError) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+    # --- file operations ---------------------------------------------------------------------------------
+
+    async def files(
+        self, operation: str, *, data: AsyncIterable[bytes] | None = None, **body: Any
+    ) -> tuple[dict[str, Any], bytes]:
+        """A file operation whose result is small; returns its answer and the data that came with it."""
+        parts: list[bytes] = []
+        answer: dict[str, Any] = {}
+        async for item in self._exchange(operation, data, body):
+            if isinstance(item, bytes):
+                parts.append(item)
+            else:
+                answer = item
+        return answer, b"".join(parts)
+
+    async def read(self, operation: str, **body: Any) -> AsyncIterator[bytes]:
+        """A file operation that yields content as it comes."""
+        async for item in self._exchange(operation, None, body):
+            if isinstance(item, bytes):
+                yield item
+
+    async def _exchange(
+        self, operation: str, data: AsyncIterable[bytes] | None, body: dict[str, Any]
+    ) -> AsyncIterator[bytes | dict[str, Any]]:
+        reader, writer = await connect(self._directory)
+        feeder: asyncio.Task[None] | None = None
+        try:
+            request = {"id": 1, "op": f"fs.{operation}", "generation": self._generation, **body}
+            writer.write(protocol.encode(request))
+            if data is not None:
+                feeder = asyncio.create_task(self._feed(writer, data), name="feed fs.{operation}")
+            while True:
+                answer, blob = await read_frame(reader)
+                if answer is None:
+                    yield blob
+                elif "error" in answer:
+                    raise from_json(answer["error"])
+                else:
+                    yield answer["ok"]
+                    break
+            if feeder is not None:
+                await feeder
+        except (asyncio.IncompleteReadError, ConnectionError):
+            if feeder is not None and feeder.done() and not feeder.cancelled() and feeder.exception():
+                raise feeder.exception() from None  # type: ignore[misc]
+            raise gone(self._directory) from None
+        finally:
+            if feeder is not None:
+                feeder.cancel()
+            writer.close()
+
+    async def _feed(self, writer: asyncio.StreamWriter, data: AsyncIterable[bytes]) -> None:
+        try:
+            async for piece in data:
+                view = memoryview(piece)
+                while view:
+                    writer.write(protocol.HEADER.pack(0, min(len(view), _PIECE)))
+                    writer.write(view[:_PIECE])
+                    view = view[_PIECE:]
+                    await writer.drain()
+            writer.write(protocol.encode({"end": True}))
+            await writer.drain()
+        except Exception:
+            # The source failed: cut the connection, so that what was sent never becomes a file.
+            writer.transport.abort()
+            raise

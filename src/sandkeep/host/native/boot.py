@@ -1,0 +1,307 @@
+"""From a specification to a running init: what the supervisor does before it supervises.
+
+Runs in a fresh fork of the zygote, single-threaded. Either returns a ``Booted`` session with every barrier
+in place, or raises and leaves nothing: the child is killed, control groups removed, descriptors closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+from typing import Any, Final
+
+from sandkeep.errors import InternalError, IsolationUnavailable, SandkeepError
+from sandkeep.host.native import idrange, init, inside, mounts
+from sandkeep.linux import cgroup, sockets, syscalls
+from sandkeep.linux.syscalls import (
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+)
+
+BARRIERS: Final = (
+    "user-namespace",
+    "id-range",
+    "mount-namespace",
+    "pid-namespace",
+    "network-namespace",
+    "ipc-namespace",
+    "uts-namespace",
+    "cgroup-namespace",
+    "root-filesystem",
+    "proc",
+    "sys",
+    "devices",
+    "masks",
+    "nested-namespaces",
+    "capabilities",
+    "seccomp",
+)
+OPTIONAL: Final = frozenset(
+    {"cgroup-namespace", "sys", "masks", "nested-namespaces", "id-range", "seccomp", "devices"}
+)
+"""Barriers an operator may agree to do without; the others have nothing to fall back to."""
+
+_NAMESPACES: Final = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+_HINT: Final = "run 'sandkeep doctor' to see what this machine offers and how to enable it"
+
+
+class Host:
+    """What the zygote prepared once and every session of this machine shares."""
+
+    def __init__(self, data_dir: str, mode: str) -> None:
+        self.data_dir = data_dir
+        self.mode = mode
+        """``root``, ``subuid`` or ``single``."""
+        self.hierarchy = cgroup.detect()
+        self.filter = init_filter(mode)
+        self.device_tree = mounts.device_template() if mode == "root" else -1
+        self.counter = 0
+
+
+def init_filter(mode: str) -> bytes | None:
+    from sandkeep.linux import seccomp
+
+    try:
+        return seccomp.build(syscalls.MACHINE, fake_ids=mode == "single")
+    except SandkeepError:
+        return None
+
+
+class Booted:
+    """A session that runs: what the supervisor holds of it."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.pidfd = -1
+        self.control: socket.socket | None = None
+        self.root_fd = -1
+        self.slot_fds: list[int] = []
+        self.cgroup: cgroup.SessionCgroup | None = None
+        self.base = 0
+        self.range_fd = -1
+        self.barriers: dict[str, Any] = {}
+        self.limits: dict[str, Any] = {}
+
+    def abandon(self) -> None:
+        """Undo everything, from any half-way point."""
+        if self.pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass
+            os.close(self.pidfd)
+        if self.control is not None:
+            self.control.close()
+        for fd in self.slot_fds:
+            os.close(fd)
+        if self.cgroup is not None:
+            self.cgroup.remove()
+        if self.range_fd >= 0:
+            os.close(self.range_fd)
+
+
+def boot(host: Host, spec: dict[str, Any], directory: str) -> Booted:
+    """Start the session described by ``spec`` with its private state below ``directory``."""
+    booted = Booted()
+    try:
+        _start(host, spec, directory, booted)
+    except BaseException:
+        booted.abandon()
+        raise
+    return booted
+
+
+def _start(host: Host, spec: dict[str, Any], directory: str, booted: Booted) -> None:
+    root_mode = host.mode == "root"
+    for slot in spec["rootfs"]["slots"]:
+        os.makedirs(f"{directory}/fs/{slot['name']}", exist_ok=True)
+        os.makedirs(f"{directory}/work/{slot['name']}", exist_ok=True)
+    if root_mode:
+        booted.base, booted.range_fd = idrange.take(host.counter)
+    booted.cgroup = host.hierarchy.create(spec["session"])
+    booted.limits = apply_limits(host, booted.cgroup, spec)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    booted.control = ours
+    _clone(host, booted, ours, theirs)
+    theirs.close()
+    userns = _map_ids(host, booted)
+    builder = mounts.Builder(host.data_dir, userns=userns if root_mode else -1, base=booted.base)
+    try:
+        booted.cgroup.attach(booted.pid, cgroup2=False)
+        setup, fds = _prepare(host, spec, directory, booted, builder)
+        sockets.send(ours, json.dumps(setup).encode(), fds)
+        for fd in fds[len(booted.slot_fds) :]:
+            os.close(fd)
+    except OSError as error:
+        raise _unavailable("root-filesystem", error) from error
+    finally:
+        builder.close()
+        os.close(userns)
+    absent = _await_ready(ours, frozenset(setup["accept"]))
+    booted.root_fd = booted.slot_fds[0]
+    booted.barriers = {
+        name: {"state": "absent", "why": absent[name]} if name in absent else {"state": "in force"}
+        for name in BARRIERS
+    }
+    if not root_mode:
+        why = "rootless sessions of one user share that user's ids"
+        booted.barriers["id-range"] = {"state": "shared", "why": why}
+
+
+def _clone(host: Host, booted: Booted, ours: socket.socket, theirs: socket.socket) -> None:
+    assert booted.cgroup is not None
+    group = booted.cgroup.cgroup2_fd()
+    base = booted.base
+    try:
+        if base:
+            # The creator of a user namespace is charged for what is used inside (inotify instances and the
+            # like). As the session's own first id, sessions do not eat each other's limits.
+            os.setresgid(base, base, 0)
+            os.setresuid(base, base, 0)
+        else:
+            # Until its maps are written the child's /proc entries must belong to us, not to the owner of
+            # this interpreter's memory.
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+        try:
+            pid, pidfd = syscalls.clone3(_NAMESPACES, group)
+            if pid == 0:
+                _child(host, theirs)
+        finally:
+            if base:
+                os.setresuid(0, 0, 0)
+                os.setresgid(0, 0, 0)
+    except OSError as error:
+        raise _unavailable("user-namespace", error) from error
+    finally:
+        if group >= 0:
+            os.close(group)
+    booted.pid, booted.pidfd = pid, pidfd
+
+
+def _child(host: Host, control: socket.socket) -> None:
+    """Never returns. Whatever goes wrong is said on the control socket first."""
+    try:
+        control = inside.scrub(control)
+        setup, fds = inside.receive_setup(control)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+        syscalls.scrub_command_line("sandkeep-init")
+        absent = inside.take_shape(control, setup, fds)
+        steps = inside.Steps(frozenset(setup["accept"]))
+        steps.run("seccomp", _install_filter, host.filter)
+        control.send(json.dumps({"ready": {**absent, **steps.absent}}).encode())
+        init.Init(control, switch_ids=setup["switch_ids"]).run()
+    except inside.BarrierError as error:
+        report = {"barrier": error.barrier, "errno": error.error.errno, "why": str(error.error)}
+        control.send(json.dumps({"error": report}).encode())
+    except BaseException as error:
+        control.send(json.dumps({"crash": f"{type(error).__name__}: {error}"}).encode())
+    finally:
+        os._exit(1)
+
+
+def _install_filter(program: bytes | None) -> None:
+    if program is None:
+        raise OSError(errno.ENOSYS, f"no filter is known for {syscalls.MACHINE}")
+    syscalls.seccomp_set_filter(program)
+
+
+def _map_ids(host: Host, booted: Booted) -> int:
+    """Write the child's id maps; returns a descriptor of its user namespace."""
+    size = 1 if host.mode == "single" else idrange.SIZE
+    try:
+        for name in ("uid_map", "gid_map"):
+            fd = os.open(f"/proc/{booted.pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, f"0 {booted.base} {size}\n".encode())
+            finally:
+                os.close(fd)
+        namespace = os.open(f"/proc/{booted.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    except OSError as error:
+        raise _unavailable("id-range", error) from error
+    return namespace
+
+
+def _prepare(
+    host: Host, spec: dict[str, Any], directory: str, booted: Booted, builder: mounts.Builder
+) -> tuple[dict[str, Any], list[int]]:
+    rootfs = spec["rootfs"]
+    for slot in rootfs["slots"]:
+        mount = builder.overlay(
+            slot,
+            flavour=rootfs["flavour"],
+            upper=f"{directory}/fs/{slot['name']}",
+            work=f"{directory}/work/{slot['name']}",
+            volatile=spec["volatile"],
+        )
+        booted.slot_fds.append(mount)
+    fds = list(booted.slot_fds)
+    if host.mode == "root":
+        fds.append(builder.devices(host.device_tree))
+    for source, _, read_only in rootfs["binds"]:
+        fds.append(builder.bind(source, read_only=read_only))
+    accepted = frozenset(spec["accept"]) & OPTIONAL
+    setup = {
+        "accept": sorted(accepted),
+        "anchor": _anchor(),
+        "slots": [{"name": s["name"], "target": s["target"]} for s in rootfs["slots"]],
+        "binds": [target for _, target, _ in rootfs["binds"]],
+        "device_tree": host.mode == "root",
+        "switch_ids": host.mode != "single",
+        "gid_tty": 5 if host.mode != "single" else 0,
+        "shm_bytes": spec["shm_bytes"],
+        "hostname": spec["hostname"],
+    }
+    return setup, fds
+
+
+def _anchor() -> str:
+    """Any directory to attach the new root to for a moment, in the child's private mount namespace."""
+    return next(path for path in ("/mnt", "/tmp", "/usr") if os.path.isdir(path))
+
+
+def _await_ready(control: socket.socket, accepted: frozenset[str]) -> dict[str, str]:
+    control.settimeout(30)
+    data, fds = sockets.receive(control)
+    control.settimeout(None)
+    for fd in fds:
+        os.close(fd)
+    report: dict[str, Any] = json.loads(data) if data else {"crash": "init ended without a word"}
+    if "ready" in report:
+        return {name: why for name, why in report["ready"].items() if name in accepted}
+    if "error" in report:
+        failure = report["error"]
+        raise _unavailable(failure["barrier"], OSError(failure["errno"], failure["why"]))
+    raise InternalError(f"init failed while starting: {report.get('crash')}")
+
+
+def _unavailable(barrier: str, error: OSError) -> IsolationUnavailable:
+    why = str(error)
+    message = f"cannot build the {barrier} barrier: {why}"
+    return IsolationUnavailable(message, part=barrier, why=why, hint=_HINT)
+
+
+def apply_limits(host: Host, group: cgroup.SessionCgroup, spec: dict[str, Any]) -> dict[str, Any]:
+    """Enforce what can be enforced; refuse when something asked for explicitly cannot."""
+    report: dict[str, Any] = {}
+    for part, (value, explicit) in spec["limits"].items():
+        if value is None:
+            report[part] = {"state": "unlimited"}
+            continue
+        available = group.capabilities[part]
+        if available.usable:
+            group.limit(**{part: value})
+            report[part] = {"state": "enforced", "value": value, "how": f"cgroup {available.version}"}
+        elif explicit:
+            group.limit(**{part: value})  # raises, saying why
+        else:
+            report[part] = {"state": "absent", "asked": value, "why": available.why}
+    return report

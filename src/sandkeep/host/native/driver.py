@@ -1,0 +1,411 @@
+"""The native driver: starts the zygote, hands it specifications, finds sessions again after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any, Final, Literal
+
+from sandkeep.errors import (
+    IsolationUnavailable,
+    NotFound,
+    SessionStopped,
+    TransportError,
+    WrongState,
+    from_json,
+)
+from sandkeep.host import control
+from sandkeep.host.driver import Capabilities, ProcessSpec, SessionRef, SessionSpec
+from sandkeep.linux import sockets
+from sandkeep.supervisor.outputlog import Item, OutputReader
+
+Mode = Literal["root", "subuid", "single"]
+
+_START_SECONDS: Final = 30.0
+_SUBORDINATE: Final = 65_535
+
+
+def choose_mode() -> Mode:
+    """Real root, else a subordinate id range if this user has one, else the single id everyone has."""
+    if os.geteuid() == 0:
+        return "root"
+    if shutil.which("newuidmap") and shutil.which("newgidmap") and subordinate_ids() is not None:
+        return "subuid"
+    return "single"
+
+
+def subordinate_ids() -> tuple[int, int] | None:
+    """The first subordinate uid and gid of this user, when both ranges are large enough."""
+    found = []
+    for path in ("/etc/subuid", "/etc/subgid"):
+        start = _range_in(path)
+        if start is None:
+            return None
+        found.append(start)
+    return found[0], found[1]
+
+
+def _range_in(path: str) -> int | None:
+    uid = os.getuid()
+    try:
+        names = {str(uid), pwd.getpwuid(uid).pw_name}
+    except KeyError:
+        names = {str(uid)}
+    try:
+        with open(path, encoding="utf-8") as handle:
+            rows = [line.strip().split(":") for line in handle]
+    except OSError:
+        return None
+    for row in rows:
+        if len(row) == 3 and row[0] in names and row[2].isdigit() and int(row[2]) >= _SUBORDINATE:
+            return int(row[1])
+    return None
+
+
+class NativeDriver:
+    """Sessions as Linux namespaces, below one data directory."""
+
+    def __init__(self, data_dir: str, *, mode: Mode | None = None, host: str = "local") -> None:
+        self.host = host
+        self.data_dir = os.path.abspath(data_dir)
+        self.mode: Mode = mode or choose_mode()
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._controls: dict[str, control.Control] = {}
+        self._limits: dict[str, str] = {}
+        self._starting = asyncio.Lock()
+
+    # --- the zygote --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the zygote, or do nothing if it runs. Called again by itself should the zygote have died."""
+        async with self._starting:
+            if self._zygote is not None and self._zygote.poll() is None:
+                return
+            os.makedirs(f"{self.data_dir}/sessions", mode=0o700, exist_ok=True)
+            os.chmod(self.data_dir, 0o700)
+            await asyncio.get_running_loop().run_in_executor(None, self._launch)
+
+    def _launch(self) -> None:
+        self._close_zygote()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = ours
+        script = os.path.join(os.path.dirname(__file__), "start_zygote.py")
+        with theirs:
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-E", script, str(theirs.fileno()), self.data_dir, self.mode],
+                env={},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        ours.settimeout(_START_SECONDS)
+        message = self._hear(ours)
+        if "map" in message:
+            self._map_ids(self._zygote.pid)
+            ours.send(b"mapped")
+            message = self._hear(ours)
+        if "error" in message:
+            self._close_zygote()
+            raise from_json(message["error"])
+        ours.settimeout(None)
+        self._limits = {
+            name: "" if item["usable"] else item["why"] for name, item in message["limits"].items()
+        }
+
+    def _hear(self, sock: socket.socket) -> dict[str, Any]:
+        try:
+            data = sock.recv(1 << 16)
+        except TimeoutError:
+            data = b""
+        if not data:
+            self._close_zygote()
+            raise TransportError("the zygote ended while starting", hint="run 'sandkeep doctor'")
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+    def _map_ids(self, pid: int) -> None:
+        ranges = subordinate_ids()
+        if ranges is None:
+            raise IsolationUnavailable(
+                "no subordinate id range for this user",
+                part="id-range",
+                why="/etc/subuid and /etc/subgid name none",
+                hint="add one with usermod --add-subuids, or use the single-id mode",
+            )
+        own = (os.getuid(), os.getgid())
+        for program, inside, first in zip(("newuidmap", "newgidmap"), own, ranges, strict=True):
+            command = [program, str(pid), "0", str(inside), "1", "1", str(first), str(_SUBORDINATE)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                self._close_zygote()
+                raise IsolationUnavailable(
+                    f"{program} failed: {done.stderr.strip()}",
+                    part="id-range",
+                    why=done.stderr.strip(),
+                    hint="run 'sandkeep doctor'",
+                )
+
+    def _close_zygote(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._zygote is not None:
+            self._zygote.wait()
+            self._zygote = None
+
+    async def close(self) -> None:
+        """Let the zygote go. Sessions stay."""
+        for item in self._controls.values():
+            await item.close()
+        self._controls.clear()
+        await asyncio.get_running_loop().run_in_executor(None, self._close_zygote)
+
+    def spawn(self, argv: list[str], fd: int, environment: dict[str, str]) -> None:
+        """Run a program beside the zygote, in its namespaces, with ``fd`` as its descriptor 3."""
+        assert self._socket is not None
+        sockets.send(self._socket, json.dumps({"spawn": argv, "env": environment}).encode(), [fd])
+
+    def capabilities(self) -> Capabilities:
+        freeze = "cgroup" if not self._limits.get("freeze", "unknown") else "signals"
+        limits = {name: self._limits.get(name, "not probed yet") for name in ("memory", "cpu", "pids")}
+        return Capabilities(tier="native", mode=self.mode, freeze=freeze, limits=limits)
+
+    # --- sessions ----------------------------------------------------------------------------------------
+
+    def _directory(self, session: str) -> str:
+        return f"{self.data_dir}/sessions/{session}"
+
+    async def create(self, spec: SessionSpec) -> dict[str, Any]:
+        """Start a session and return its state, with every barrier and limit in force."""
+        await self.start()
+        directory = self._directory(spec.session)
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            raise WrongState(f"session {spec.session} exists", session=spec.session) from None
+        with open(f"{directory}/spec.json", "w", encoding="ascii") as handle:
+            json.dump(spec.to_json(), handle)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            ours.setblocking(False)
+            with theirs:
+                assert self._socket is not None
+                sockets.send(self._socket, json.dumps({"session": spec.session}).encode(), [theirs.fileno()])
+            data = await asyncio.get_running_loop().sock_recv(ours, 1 << 20)
+        answer = json.loads(data) if data else {"error": {"code": "internal_error", "message": "no answer"}}
+        if "error" in answer:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise from_json(answer["error"])
+        state: dict[str, Any] = answer["state"]
+        return state
+
+    def control(self, ref: SessionRef) -> control.Control:
+        """The connection to a session's supervisor; made when first needed, shared afterwards."""
+        found = self._controls.get(ref.session)
+        if found is None:
+            found = control.Control(self._directory(ref.session), ref.generation)
+            self._controls[ref.session] = found
+        return found
+
+    def alive(self, session: str) -> bool:
+        """Whether a supervisor holds the session's lock."""
+        try:
+            fd = os.open(f"{self._directory(session)}/lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    async def sessions(self) -> list[SessionRef]:
+        """Every session that has left a directory here, running or not."""
+        found = []
+        for name in sorted(os.listdir(f"{self.data_dir}/sessions")):
+            try:
+                with open(f"{self._directory(name)}/spec.json", encoding="ascii") as handle:
+                    generation = json.load(handle)["generation"]
+            except (OSError, ValueError, KeyError):
+                continue
+            found.append(SessionRef(self.host, name, generation))
+        return found
+
+    async def state(self, ref: SessionRef) -> dict[str, Any]:
+        """The session as its supervisor sees it, or as it left it. A supervisor that died is ``aborted``."""
+        if self.alive(ref.session):
+            try:
+                return await self.control(ref).request("session.info")
+            except SessionStopped:
+                pass
+        directory = self._directory(ref.session)
+        if not os.path.isdir(directory):
+            raise NotFound(f"no session {ref.session} on this host", kind="session", name=ref.session)
+        state = control.read_state(directory)
+        if state.get("status") != "stopped":
+            state |= {"status": "aborted", "reason": "supervisor died"}
+        return state
+
+    async def stop(self, ref: SessionRef, *, reason: str, grace_ms: int = 0) -> dict[str, Any]:
+        """End a session and everything in it; returns its final state. Idempotent."""
+        try:
+            return await self.control(ref).request("session.stop", reason=reason, grace_ms=grace_ms)
+        except SessionStopped:
+            return await self.state(ref)
+
+    async def wait_stopped(self, ref: SessionRef) -> dict[str, Any]:
+        try:
+            return await self.control(ref).request("session.wait")
+        except SessionStopped:
+            return await self.state(ref)
+
+    async def remove(self, ref: SessionRef) -> None:
+        """Delete what an ended session left: logs, records, and its files unless they became a layer."""
+        if (await self.state(ref))["status"] == "running":
+            raise WrongState(f"session {ref.session} is running", session=ref.session)
+        found = self._controls.pop(ref.session, None)
+        if found is not None:
+            await found.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._remove_tree, ref.session)
+
+    def _remove_tree(self, session: str) -> None:
+        # A supervisor that has answered may still be closing its overlay; its lock goes last.
+        fd = os.open(f"{self._directory(session)}/lock", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            shutil.rmtree(self._directory(session))
+        finally:
+            os.close(fd)
+
+    async def set_deadline(self, ref: SessionRef, deadline_ms: int | None) -> None:
+        await self.control(ref).request("session.extend", deadline_ms=deadline_ms)
+
+    async def usage(self, ref: SessionRef) -> dict[str, Any]:
+        return await self.control(ref).request("session.usage")
+
+    async def freeze(self, ref: SessionRef) -> None:
+        await self.control(ref).request("session.freeze")
+
+    async def thaw(self, ref: SessionRef) -> None:
+        await self.control(ref).request("session.thaw")
+
+    async def checkpoint(self, ref: SessionRef, destination: str) -> dict[str, Any]:
+        """Copy the running session's own files to ``destination``; it pauses only for the last pass."""
+        return await self.control(ref).request("session.checkpoint", destination=destination)
+
+    # --- processes ---------------------------------------------------------------------------------------
+
+    async def start_process(self, ref: SessionRef, spec: ProcessSpec) -> dict[str, Any]:
+        answer = await self.control(ref).request("process.start", **spec.to_json())
+        record: dict[str, Any] = answer["process"]
+        return record
+
+    def process_directory(self, ref: SessionRef, process: str) -> str:
+        return f"{self._directory(ref.session)}/processes/{process}"
+
+    async def process(self, ref: SessionRef, process: str) -> dict[str, Any]:
+        """A process record: live, or as it was written when its session still had a supervisor."""
+        try:
+            answer = await self.control(ref).request("process.get", process=process)
+        except SessionStopped:
+            return self._saved_record(ref, process)
+        record: dict[str, Any] = answer["process"]
+        return record
+
+    def _saved_record(self, ref: SessionRef, process: str) -> dict[str, Any]:
+        try:
+            with open(f"{self.process_directory(ref, process)}/record.json", encoding="ascii") as handle:
+                record: dict[str, Any] = json.load(handle)
+        except FileNotFoundError:
+            raise NotFound(f"no process {process}", kind="process", name=process) from None
+        if record["status"] == "running":
+            record |= {"status": "lost", "reason": "supervisor died"}
+        return record
+
+    async def processes(self, ref: SessionRef) -> list[dict[str, Any]]:
+        try:
+            answer = await self.control(ref).request("process.list")
+        except SessionStopped:
+            directory = f"{self._directory(ref.session)}/processes"
+            names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+            return [self._saved_record(ref, name) for name in names]
+        records: list[dict[str, Any]] = answer["processes"]
+        return records
+
+    async def wait_process(self, ref: SessionRef, process: str) -> dict[str, Any]:
+        try:
+            answer = await self.control(ref).request("process.wait", process=process)
+        except SessionStopped:
+            return self._saved_record(ref, process)
+        record: dict[str, Any] = answer["process"]
+        return record
+
+    async def output(
+        self, ref: SessionRef, process: str, *, offset: int = 0, follow: bool = True
+    ) -> AsyncIterator[Item]:
+        """What a process printed, from any offset; with ``follow`` until it has ended."""
+        reader = OutputReader(f"{self.process_directory(ref, process)}/output", offset)
+        try:
+            while True:
+                items = reader.read()
+                for item in items:
+                    yield item
+                if reader.ended or (not items and reader.final) or (not items and not follow):
+                    return
+                if not items:
+                    reader.final = not await self._more_output(ref, process, reader.offset)
+        finally:
+            reader.close()
+
+    async def _more_output(self, ref: SessionRef, process: str, offset: int) -> bool:
+        """Wait until there is more output; False when nobody is left to write any."""
+        try:
+            await self.control(ref).request("process.output", process=process, offset=offset)
+        except SessionStopped:
+            self._saved_record(ref, process)
+            return False
+        return True
+
+    async def signal(self, ref: SessionRef, number: int, process: str | None = None) -> None:
+        await self.control(ref).request("process.signal", process=process, signal=number)
+
+    async def write_stdin(
+        self, ref: SessionRef, process: str, data: bytes, *, offset: int | None = None, close: bool = False
+    ) -> int:
+        """Give a process input; returns the total accepted so far, once its pipe has taken this piece."""
+        answer = await self.control(ref).request(
+            "process.stdin", data, process=process, offset=offset, close=close
+        )
+        accepted: int = answer["accepted"]
+        return accepted
+
+    async def resize(self, ref: SessionRef, process: str, *, rows: int, columns: int) -> None:
+        await self.control(ref).request("process.resize", process=process, rows=rows, columns=columns)
+
+    # --- files -------------------------------------------------------------------------------------------
+
+    async def files(
+        self, ref: SessionRef, operation: str, *, data: AsyncIterable[bytes] | None = None, **arguments: Any
+    ) -> dict[str, Any]:
+        """A file operation with a small result; ``list`` returns its entries under ``entries``."""
+        answer, content = await self.control(ref).files(operation, data=data, **arguments)
+        if operation == "list":
+            entries: list[dict[str, Any]] = []
+            for line in content.splitlines():
+                entries += json.loads(line)
+            answer["entries"] = entries
+        return answer
+
+    def read_file(self, ref: SessionRef, path: str, **arguments: Any) -> AsyncIterator[bytes]:
+        return self.control(ref).read("read", path=path, **arguments)

@@ -1,0 +1,227 @@
+"""The first moments of init: from a bare clone to an isolated PID 1.
+
+Runs in the child of ``clone3``, in its new namespaces, before anything of the sandbox has run. The order is
+forced by the kernel: proc and sysfs can only be mounted while the host's are still visible, masks before the
+root is switched, the bounding set and the filter last because they take away what the steps before need.
+
+Every step names the barrier it builds. When one fails the name travels back, so that the caller can say what
+exactly this machine refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from typing import Any, Final
+
+from sandkeep.linux import netlink, sockets, syscalls
+from sandkeep.linux.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC, MS_REMOUNT
+
+CAPABILITIES: Final = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)
+"""chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service net_raw sys_chroot mknod
+audit_write setfcap: what package managers and servers need, all of it worth nothing outside the namespace."""
+
+DEVICES: Final = (
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+)
+DEVICE_LINKS: Final = (
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+)
+DEVICE_DIRECTORIES: Final = ("pts", "shm", "mqueue")
+
+_QUIET: Final = MS_NOSUID | MS_NODEV | MS_NOEXEC
+_HIDDEN_FILES: Final = ("proc/kcore", "proc/keys", "proc/timer_list", "proc/sysrq-trigger")
+_READ_ONLY: Final = ("proc/sys", "proc/bus", "proc/fs", "proc/irq")
+_HIDDEN_DIRECTORIES: Final = ("proc/acpi", "proc/scsi", "sys/firmware")
+
+
+class BarrierError(Exception):
+    """A barrier could not be built: which one, and what the kernel said."""
+
+    def __init__(self, barrier: str, error: OSError) -> None:
+        super().__init__(f"{barrier}: {error}")
+        self.barrier = barrier
+        self.error = error
+
+
+class Steps:
+    """Runs set-up steps by barrier name and remembers those the operator agreed to do without."""
+
+    def __init__(self, accepted: frozenset[str]) -> None:
+        self._accepted = accepted
+        self.absent: dict[str, str] = {}
+
+    def run(self, barrier: str, step: Any, *args: Any) -> None:
+        try:
+            step(*args)
+        except OSError as error:
+            if barrier not in self._accepted:
+                raise BarrierError(barrier, error) from error
+            self.absent[barrier] = str(error)
+
+
+def take_shape(control: socket.socket, setup: dict[str, Any], fds: list[int]) -> dict[str, str]:
+    """Turn this process into the session's init. Returns the accepted barriers that are absent, with reasons.
+
+    ``fds`` are, in the order ``setup`` lists them: one mount per slot, the device tree if any, one mount per
+    bind.
+    """
+    steps = Steps(frozenset(setup["accept"]))
+    slots = setup["slots"]
+    mounts = iter(fds)
+    steps.run("id-range", _become_root, setup["switch_ids"])
+    steps.run("mount-namespace", syscalls.mount, None, "/", None, MS_REC | syscalls.MS_PRIVATE)
+    steps.run("root-filesystem", _attach_root, next(mounts), setup["anchor"])
+    for path in ("dev", "proc", "sys"):
+        steps.run("root-filesystem", _require_directory, path)
+    for slot in slots[1:]:
+        steps.run("root-filesystem", _attach, next(mounts), slot["target"].lstrip("/"))
+    steps.run("cgroup-namespace", syscalls.unshare, syscalls.CLONE_NEWCGROUP)
+    steps.run("proc", syscalls.mount, "proc", "proc", "proc", _QUIET)
+    if setup["device_tree"]:
+        steps.run("devices", syscalls.move_mount, next(mounts), "dev")
+    else:
+        steps.run("devices", _bind_devices)
+    steps.run("devices", _mount_terminals_and_memory, setup["shm_bytes"], setup["gid_tty"])
+    steps.run("sys", syscalls.mount, "sysfs", "sys", "sysfs", MS_RDONLY | _QUIET)
+    steps.run("nested-namespaces", _forbid_nested_namespaces)
+    steps.run("masks", _mask)
+    for target in setup["binds"]:
+        steps.run("root-filesystem", _attach, next(mounts), target.lstrip("/"))
+    steps.run("mount-namespace", _switch_root)
+    steps.run("network-namespace", netlink.loopback_up)
+    steps.run("uts-namespace", syscalls.sethostname, setup["hostname"])
+    steps.run("capabilities", _drop_bounding_set)
+    for fd in fds:
+        os.close(fd)
+    return steps.absent
+
+
+def _become_root(switch: bool) -> None:
+    if switch:
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def _attach_root(mount_fd: int, anchor: str) -> None:
+    syscalls.move_mount(mount_fd, anchor)
+    os.chdir(anchor)
+
+
+def _require_directory(path: str) -> None:
+    """A place to mount on: a real directory, made when missing. A link could lead out of the new root."""
+    try:
+        os.close(_open_place(path))
+    except FileNotFoundError:
+        os.mkdir(path, 0o755)
+    except OSError as error:
+        raise OSError(error.errno or errno.ELOOP, f"/{path} of the image is not a plain directory") from error
+
+
+def _open_place(path: str) -> int:
+    resolve = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS
+    return syscalls.openat2(syscalls.AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, resolve=resolve)
+
+
+def _attach(mount_fd: int, path: str) -> None:
+    place = _open_place(path)
+    try:
+        both_empty = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
+        syscalls.move_mount(mount_fd, b"", place, both_empty)
+    finally:
+        os.close(place)
+
+
+def _bind_devices() -> None:
+    """Devices without the right to make any: bind mounts of the host's, on a private tmpfs."""
+    syscalls.mount("tmpfs", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k")
+    for name, _, _ in DEVICES:
+        os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_CLOEXEC, 0o666))
+        syscalls.mount(f"/dev/{name}", f"dev/{name}", None, MS_BIND)
+    for name in DEVICE_DIRECTORIES:
+        os.mkdir(f"dev/{name}")
+    for name, target in DEVICE_LINKS:
+        os.symlink(target, f"dev/{name}")
+    syscalls.mount(None, "dev", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC)
+
+
+def _mount_terminals_and_memory(shm_bytes: int, gid_tty: int) -> None:
+    # Without max= one sandbox could take every pseudo-terminal of the host.
+    options = f"newinstance,ptmxmode=0666,mode=0620,gid={gid_tty},max=64"
+    syscalls.mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
+    syscalls.mount("shm", "dev/shm", "tmpfs", _QUIET, f"mode=1777,size={shm_bytes}")
+    syscalls.mount("mqueue", "dev/mqueue", "mqueue", _QUIET)
+
+
+def _forbid_nested_namespaces() -> None:
+    # Must come before /proc/sys turns read-only. Holds even where the filter is absent.
+    fd = os.open("proc/sys/user/max_user_namespaces", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"0")
+    finally:
+        os.close(fd)
+
+
+def _mask() -> None:
+    for path in _HIDDEN_FILES:
+        if os.path.exists(path):
+            syscalls.mount("/dev/null", path, None, MS_BIND)
+    for path in _READ_ONLY:
+        if os.path.isdir(path):
+            syscalls.mount(path, path, None, MS_BIND | MS_REC)
+            syscalls.mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | _QUIET)
+    for path in _HIDDEN_DIRECTORIES:
+        if os.path.isdir(path):
+            syscalls.mount("tmpfs", path, "tmpfs", MS_RDONLY | _QUIET, "size=0,mode=555")
+
+
+def _switch_root() -> None:
+    syscalls.pivot_root(".", ".")
+    syscalls.umount2(".", syscalls.MNT_DETACH)
+    os.chdir("/")
+
+
+def _drop_bounding_set() -> None:
+    # From the bounding set only: init keeps its permitted set, which it needs to switch users; whatever it
+    # spawns as root gets exactly this set, as anyone else nothing.
+    capability = 0
+    while True:
+        try:
+            syscalls.prctl(syscalls.PR_CAPBSET_READ, capability)
+        except OSError:
+            return
+        if capability not in CAPABILITIES:
+            syscalls.prctl(syscalls.PR_CAPBSET_DROP, capability)
+        capability += 1
+
+
+def scrub(control: socket.socket) -> socket.socket:
+    """Leave this process with /dev/null thrice and the control socket as descriptor 3, nothing else."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for target in (0, 1, 2):
+        os.dup2(null, target)
+    keep = control.detach()
+    if keep != 3:
+        os.dup2(keep, 3, inheritable=False)
+    syscalls.close_range(4)
+    return socket.socket(fileno=3)
+
+
+def receive_setup(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    data, fds = sockets.receive(control)
+    if not data:
+        os._exit(0)
+    body: dict[str, Any] = json.loads(data)
+    return body, fds

@@ -1,0 +1,12 @@
+"""Script the zygote process runs: find the package, hand over.
+
+Arguments: control descriptor, data directory, mode.
+"""
+
+import sys
+
+sys.path.insert(0, __file__.rsplit("/", 4)[0])
+
+from sandkeep.host.native.zygote import main
+
+main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

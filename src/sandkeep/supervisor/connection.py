@@ -1,0 +1,238 @@
+"""One client of the control socket: frames in, answers out, and the hand-over to a thread for file work."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from sandkeep.errors import InternalError, InvalidRequest, SandkeepError
+from sandkeep.supervisor import protocol
+from sandkeep.supervisor.reactor import Reactor
+
+_OUTGOING_LIMIT: Final = 8 << 20
+"""A client that asks and never reads is cut off here."""
+
+Dispatch = Callable[["Connection", dict[str, Any], bytes], None]
+
+
+class Connection:
+    def __init__(self, sock: socket.socket, reactor: Reactor, dispatch: Dispatch) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._reactor = reactor
+        self._dispatch = dispatch
+        self._decoder = protocol.FrameDecoder()
+        self._outgoing = bytearray()
+        self._lent = False
+        self.closed = False
+        reactor.add(sock.fileno(), self._on_event)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            if not self._lent:
+                self._reactor.remove(self._sock.fileno())
+                self._sock.close()
+
+    # --- answers -----------------------------------------------------------------------------------------
+
+    def answer(self, request: Any, result: dict[str, Any], blob: bytes = b"") -> None:
+        self._send(protocol.encode({"id": request, "ok": result}, blob))
+
+    def refuse(self, request: Any, error: SandkeepError) -> None:
+        self._send(protocol.encode({"id": request, "error": error.to_json()}))
+
+    def _send(self, data: bytes) -> None:
+        if self.closed:
+            return
+        self._outgoing += data
+        if self._lent:
+            return
+        self._flush()
+        if len(self._outgoing) > _OUTGOING_LIMIT:
+            self.close()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                sent = self._sock.send(self._outgoing)
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return
+        wanted = select.EPOLLIN | (select.EPOLLOUT if self._outgoing else 0)
+        self._reactor.change(self._sock.fileno(), wanted)
+
+    # --- requests ----------------------------------------------------------------------------------------
+
+    def _on_event(self, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self._flush()
+        if events & ~select.EPOLLOUT and not self.closed:
+            try:
+                data = self._sock.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+                return
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        try:
+            frames = self._decoder.feed(data)
+        except protocol.ProtocolError:
+            self.close()
+            return
+        for index, (body, blob) in enumerate(frames):
+            if body is None or self.closed:
+                continue  # data frames of an operation that was refused before it read them
+            self._serve(body, blob)
+            if self._lent:
+                # Whatever the client sent behind a streaming request belongs to that stream.
+                rest = b"".join(protocol.encode(*frame) for frame in frames[index + 1 :])
+                self._lent_rest = rest + self._decoder.take_rest()
+                return
+
+    def _serve(self, body: dict[str, Any], blob: bytes) -> None:
+        request = body.get("id")
+        try:
+            self._dispatch(self, body, blob)
+        except SandkeepError as error:
+            self.refuse(request, error)
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            self.refuse(request, InvalidRequest(f"malformed request: {what}", field=str(error)))
+        except OSError as error:
+            self.refuse(request, InternalError(f"{body.get('op')}: {error}"))
+
+    # --- lending the socket to a thread ------------------------------------------------------------------
+
+    def lend(self, work: Callable[[Stream], None]) -> None:
+        """Give the socket to a thread until ``work`` returns; then it is ours again, or closed."""
+        self._lent = True
+        self._lent_rest = b""
+        self._reactor.remove(self._sock.fileno())
+        # Posted, so that _take has put aside what arrived behind the request.
+        self._reactor.post(lambda: self._reactor.thread(self._lent_out, work))
+
+    def _lent_out(self, work: Callable[[Stream], None]) -> None:
+        stream = Stream(self._sock, self._lent_rest)
+        try:
+            if self._outgoing:
+                self._sock.setblocking(True)
+                self._sock.sendall(self._outgoing)
+                self._outgoing.clear()
+            work(stream)
+        except (OSError, protocol.ProtocolError):
+            stream.broken = True
+        self._reactor.post(lambda: self._take_back(stream))
+
+    def _take_back(self, stream: Stream) -> None:
+        self._lent = False
+        if stream.broken or self.closed:
+            self.closed = True
+            self._sock.close()
+            return
+        self._sock.setblocking(False)
+        self._reactor.add(self._sock.fileno(), self._on_event)
+        if self._outgoing:
+            self._flush()
+        if rest := stream.rest():
+            self._take(rest)
+
+
+class Stream:
+    """Blocking frames on a lent socket: what a file operation reads its data from and writes it to."""
+
+    def __init__(self, sock: socket.socket, rest: bytes) -> None:
+        sock.setblocking(True)
+        # A client that stops in the middle must not hold a thread for ever.
+        sock.settimeout(300)
+        self.sock = sock
+        self.broken = False
+        self._buffer = bytearray(rest)
+        self._left = 0
+        """Bytes of the current data frame still to be read."""
+
+    def rest(self) -> bytes:
+        return bytes(self._buffer)
+
+    def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            data = self.sock.recv(max(size - len(self._buffer), 1 << 16))
+            if not data:
+                raise ConnectionResetError("client went away")
+            self._buffer += data
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
+
+    def read(self, size: int) -> bytes:
+        """Up to ``size`` bytes of the data the client sends; empty at its end."""
+        while self._left == 0:
+            json_length, blob_length = protocol.decode_header(self._exactly(protocol.HEADER.size))
+            if json_length:
+                body = protocol.decode_json(self._exactly(json_length))
+                self._exactly(blob_length)
+                if body.get("end"):
+                    return b""
+                raise protocol.ProtocolError("expected data")
+            self._left = blob_length
+        if self._buffer:
+            data = bytes(self._buffer[: min(size, self._left)])
+            del self._buffer[: len(data)]
+        else:
+            data = self.sock.recv(min(size, self._left))
+            if not data:
+                raise ConnectionResetError("client went away")
+        self._left -= len(data)
+        return data
+
+    def skip_input(self) -> None:
+        """Read and forget what the client still sends, so that it sees our answer instead of a reset."""
+        while self.read(1 << 20):
+            pass
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            piece, view = view[: protocol.MAX_BLOB], view[protocol.MAX_BLOB :]
+            self.sock.sendall(protocol.HEADER.pack(0, len(piece)))
+            self.sock.sendall(piece)
+
+    def send_file(self, fd: int, offset: int, count: int) -> int:
+        """One data frame straight from a file; returns how much of it was real.
+
+        The frame states its size before the content is read: a file that shrinks meanwhile is padded with
+        zeros, and the operation's answer tells the true size.
+        """
+        count = min(count, max(os.fstat(fd).st_size - offset, 0))
+        if count == 0:
+            return 0
+        self.sock.sendall(protocol.HEADER.pack(0, count))
+        sent = 0
+        while sent < count:
+            try:
+                moved = os.sendfile(self.sock.fileno(), fd, offset + sent, count - sent)
+            except BlockingIOError:
+                select.select((), (self.sock,), (), self.sock.gettimeout())
+                continue
+            if moved == 0:
+                self.sock.sendall(bytes(count - sent))
+                break
+            sent += moved
+        return sent
+
+    def answer(self, request: Any, result: dict[str, Any]) -> None:
+        self.sock.sendall(protocol.encode({"id": request, "ok": result}))
+
+    def refuse(self, request: Any, error: SandkeepError) -> None:
+        self.sock.sendall(protocol.encode({"id": request, "error": error.to_json()}))

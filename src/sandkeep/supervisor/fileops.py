@@ -1,0 +1,217 @@
+"""File operations as clients ask for them: arguments in, data frames and one answer out.
+
+Runs on a thread that was lent the client's connection. An operation that takes data reads all of it before
+it answers, also when it failed half-way: the client then sees why instead of a broken connection.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from sandkeep.errors import InternalError, InvalidRequest, SandkeepError
+from sandkeep.supervisor import protocol
+from sandkeep.supervisor.connection import Stream
+from sandkeep.supervisor.files import SessionFiles
+from sandkeep.supervisor.identity import Identity
+
+_PIECE: Final = 1 << 20
+
+
+class Call:
+    """One operation under way."""
+
+    def __init__(
+        self, files: SessionFiles, stream: Stream, body: dict[str, Any], identity: Identity, cwd: str
+    ) -> None:
+        self.files = files
+        self.stream = stream
+        self.body = body
+        self.identity = identity
+        self.cwd = cwd
+
+    def text(self, name: str) -> str:
+        value = self.body.get(name)
+        if not isinstance(value, str) or not value:
+            raise InvalidRequest(f"{name} must be a path", field=name)
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int | None:
+        value = self.body.get(name, default)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise InvalidRequest(f"{name} must be a number", field=name)
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.body.get(name, default)
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{name} must be true or false", field=name)
+        return value
+
+
+def serve(
+    stream: Stream,
+    request: Any,
+    op: str,
+    body: dict[str, Any],
+    identity: Identity,
+    files: SessionFiles,
+    cwd: str,
+) -> None:
+    """Carry out one operation and answer it."""
+    takes_data = op in _TAKES_DATA
+    try:
+        operation = _OPERATIONS.get(op)
+        if operation is None:
+            raise InvalidRequest(f"unknown operation fs.{op}", field="op")
+        result = operation(Call(files, stream, body, identity, cwd))
+    except SandkeepError as error:
+        failure = error
+    except (OSError, protocol.ProtocolError):
+        raise
+    except Exception as error:
+        failure = InternalError(f"fs.{op}: {type(error).__name__}: {error}")
+    else:
+        stream.answer(request, result)
+        return
+    if takes_data:
+        stream.skip_input()
+    stream.refuse(request, failure)
+
+
+def _stat(call: Call) -> dict[str, Any]:
+    found = call.files.stat(call.text("path"), call.identity, cwd=call.cwd, follow=call.flag("follow", True))
+    return found._asdict()
+
+
+def _list(call: Call) -> dict[str, Any]:
+    entries = call.files.listdir(call.text("path"), call.identity, cwd=call.cwd)
+    # Sent as data: a directory may be larger than a frame of JSON.
+    for start in range(0, len(entries), 1000):
+        piece = [entry._asdict() for entry in entries[start : start + 1000]]
+        call.stream.write(protocol.encode_json_line(piece))
+    return {"count": len(entries)}
+
+
+def _read(call: Call) -> dict[str, Any]:
+    opened = call.files.open_read(
+        call.text("path"),
+        call.identity,
+        cwd=call.cwd,
+        offset=call.number("offset", 0) or 0,
+        length=call.number("length"),
+    )
+    try:
+        left, position = opened.length, opened.offset
+        while left > 0:
+            sent = call.stream.send_file(opened.fd, position, min(left, protocol.MAX_BLOB))
+            if sent == 0:
+                break  # the file shrank; the answer says how much there was
+            left -= sent
+            position += sent
+        return {"size": opened.size, "sent": position - opened.offset}
+    finally:
+        os.close(opened.fd)
+
+
+def _write(call: Call) -> dict[str, Any]:
+    written = call.files.write(
+        call.text("path"),
+        call.stream.read,
+        call.identity,
+        cwd=call.cwd,
+        mode=call.number("mode"),
+        parents=call.flag("parents"),
+        append=call.flag("append"),
+        exclusive=call.flag("exclusive"),
+        size=call.number("size"),
+    )
+    return {"bytes_written": written}
+
+
+def _mkdir(call: Call) -> dict[str, Any]:
+    call.files.mkdir(
+        call.text("path"),
+        call.identity,
+        cwd=call.cwd,
+        mode=call.number("mode", 0o755) or 0,
+        parents=call.flag("parents"),
+    )
+    return {}
+
+
+def _rename(call: Call) -> dict[str, Any]:
+    call.files.rename(
+        call.text("path"),
+        call.text("target"),
+        call.identity,
+        cwd=call.cwd,
+        replace=call.flag("replace", True),
+    )
+    return {}
+
+
+def _remove(call: Call) -> dict[str, Any]:
+    call.files.remove(
+        call.text("path"),
+        call.identity,
+        cwd=call.cwd,
+        recursive=call.flag("recursive"),
+        missing_ok=call.flag("missing_ok"),
+    )
+    return {}
+
+
+def _symlink(call: Call) -> dict[str, Any]:
+    call.files.symlink(call.text("target"), call.text("path"), call.identity, cwd=call.cwd)
+    return {}
+
+
+def _readlink(call: Call) -> dict[str, Any]:
+    return {"target": call.files.readlink(call.text("path"), call.identity, cwd=call.cwd)}
+
+
+def _chmod(call: Call) -> dict[str, Any]:
+    mode = call.number("mode")
+    if mode is None:
+        raise InvalidRequest("mode must be a number", field="mode")
+    call.files.chmod(call.text("path"), mode, call.identity, cwd=call.cwd)
+    return {}
+
+
+def _chown(call: Call) -> dict[str, Any]:
+    uid, gid = call.number("uid", -1), call.number("gid", -1)
+    call.files.chown(
+        call.text("path"),
+        -1 if uid is None else uid,
+        -1 if gid is None else gid,
+        call.identity,
+        cwd=call.cwd,
+        follow=call.flag("follow", True),
+    )
+    return {}
+
+
+def _copy(call: Call) -> dict[str, Any]:
+    written = call.files.copy(
+        call.text("path"), call.text("target"), call.identity, cwd=call.cwd, parents=call.flag("parents")
+    )
+    return {"bytes_written": written}
+
+
+_OPERATIONS: Final[dict[str, Callable[[Call], dict[str, Any]]]] = {
+    "stat": _stat,
+    "list": _list,
+    "read": _read,
+    "write": _write,
+    "mkdir": _mkdir,
+    "rename": _rename,
+    "remove": _remove,
+    "symlink": _symlink,
+    "readlink": _readlink,
+    "chmod": _chmod,
+    "chown": _chown,
+    "copy": _copy,
+}
+_TAKES_DATA: Final = frozenset({"write"})
