@@ -702,36 +702,45 @@ def outside(tmp_path: Path) -> Iterator[Path]:
     assert sorted(os.listdir(place)) == ["sub", "victim"]
 
 
-def racing(work: Callable[[], object], *swaps: Callable[[], object]) -> None:
-    """Run ``work`` for a while beside a process that performs the swaps over and over."""
+def racing(session: Session, work: Callable[[], object], *swaps: tuple[str, str]) -> None:
+    """Run ``work`` for a while beside a process of the sandbox that keeps exchanging pairs of names."""
     pid = os.fork()
     if pid == 0:
-        while True:
-            for swap in swaps:
-                try:
-                    swap()
-                except OSError:
-                    pass
+        try:
+            # Confined like a process of the sandbox: links must not lead this one outside either.
+            os.fchdir(session.root_fd)
+            os.chroot(".")
+            while True:
+                for one, other in swaps:
+                    try:
+                        syscalls.renameat2(
+                            syscalls.AT_FDCWD, one, syscalls.AT_FDCWD, other, syscalls.RENAME_EXCHANGE
+                        )
+                    except OSError:
+                        pass
+        finally:
+            os._exit(1)
     try:
         deadline = time.monotonic() + 0.7
         while time.monotonic() < deadline:
             work()
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the racing process ended"
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def test_a_directory_swapped_for_a_link_never_leads_outside(session: Session, outside: Path) -> None:
-    """Both names keep changing places; the link aims at a host directory by several routes."""
+    """Two names keep changing places: a directory, and a link that aims at a directory of the host."""
     files = session.files
     files.mkdir("/home/user/d/sub", USER, parents=True)
     session.put("/home/user/d/victim", b"inside content")
     files.symlink("../" * 12 + os.fspath(outside).lstrip("/"), "/home/user/l", USER)
-    with files.acting_as(ROOT):
-        home = files.tree.open(b"/home/user", os.O_PATH)
     seen = set()
+    refused = 0
 
     def work() -> None:
+        nonlocal refused
         try:
             seen.add(session.get("/home/user/d/victim", ROOT))
             session.put("/home/user/d/victim", b"inside content", ROOT)
@@ -740,39 +749,35 @@ def test_a_directory_swapped_for_a_link_never_leads_outside(session: Session, ou
             files.chown("/home/user/d/victim", 1000, 1000, ROOT)
             files.remove("/home/user/d/new", ROOT)
         except errors.PathError:
-            pass
+            refused += 1
 
-    try:
-        racing(work, lambda: syscalls.renameat2(home, "d", home, "l", syscalls.RENAME_EXCHANGE))
-    finally:
-        os.close(home)
-    assert seen <= {b"inside content"}
-    assert seen
+    racing(session, work, ("/home/user/d", "/home/user/l"))
+    assert seen == {b"inside content"}
+    assert refused
 
 
 def test_recursive_removal_beside_a_swapping_process_stays_inside(session: Session, outside: Path) -> None:
     files = session.files
     files.symlink(os.fspath(outside), "/home/user/l", USER)
-    with files.acting_as(ROOT):
-        home = files.tree.open(b"/home/user", os.O_PATH)
-    moving = os.open(f"/proc/self/fd/{home}", os.O_RDONLY | os.O_DIRECTORY)
+    files.symlink("../../../.." + os.fspath(outside), "/home/user/m", USER)
+    disturbed = 0
 
     def work() -> None:
+        nonlocal disturbed
         try:
             session.put("/home/user/t/d/sub/x", b"", USER, parents=True)
+            session.put("/home/user/t/d/y", b"", USER)
             files.remove("/home/user/t", USER, recursive=True)
         except errors.PathError:
-            pass
+            disturbed += 1
 
-    try:
-        racing(
-            work,
-            lambda: syscalls.renameat2(moving, "t/d", moving, "l", syscalls.RENAME_EXCHANGE),
-            lambda: syscalls.renameat2(moving, "t/d/sub", moving, "l", syscalls.RENAME_EXCHANGE),
-        )
-    finally:
-        os.close(home)
-        os.close(moving)
+    racing(
+        session,
+        work,
+        ("/home/user/t/d", "/home/user/l"),
+        ("/home/user/t/d/sub", "/home/user/m"),
+    )
+    assert disturbed
 
 
 # --- a session with one id -----------------------------------------------------------------------------
