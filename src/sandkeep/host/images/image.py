@@ -41,9 +41,6 @@ class Image:
             host_key=self.host_key,
         )
 
-    def named(self, names: tuple[str, ...]) -> Image:
-        return replace(self, names=names)
-
     def to_json(self) -> dict[str, Any]:
         body = self.rootfs().to_json()
         del body["image"]

@@ -1,0 +1,195 @@
+"""One small layer on top of somebody else's image, so that a sandbox finds what it relies on.
+
+A default user who is not root and may ``sudo``, a working directory of that user's, ``/tmp``, names, a
+``python`` where there is only ``python3``. The image's own layers are never changed. What the image's
+programs do not allow (no ``setpriv``, no shell) is left out and said in the warnings.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sandkeep.host.images.hostimage import PATH
+from sandkeep.host.images.hostimage.accounts import (
+    HOME,
+    SUDO_GROUP,
+    USER,
+    USER_ID,
+    WORK,
+    Accounts,
+    Row,
+    parse,
+)
+from sandkeep.host.images.hostimage.etc import HOSTNAME, HOSTS, RESOLV_CONF, sudo_rule, write_accounts
+from sandkeep.host.images.hostimage.programs import AS, sudo_script
+from sandkeep.host.images.tree import Mode, Tree, flavour_of
+from sandkeep.host.images.view import View
+from sandkeep.host.rootfs import ImageDefaults
+
+_MOUNT_POINTS = ("proc", "sys", "dev", "run", "home", "mnt", "media", "opt", "srv")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    defaults: ImageDefaults
+    size: int
+    warnings: tuple[str, ...]
+
+
+def adapt(directory: str, layers: Sequence[str], *, mode: Mode, user: str, env: Mapping[str, str]) -> Adapted:
+    """Write the top layer for ``layers`` (topmost first) into ``directory``.
+
+    ``user`` and ``env`` are what the image's author configured.
+    """
+    with View(layers, flavour=flavour_of(mode)) as view:
+        return _Adapter(directory, view, mode).run(user, env)
+
+
+class _Adapter:
+    def __init__(self, directory: str, view: View, mode: Mode) -> None:
+        self._view = view
+        self._tree = Tree(directory, mode=mode)
+        self._mode = mode
+        self._warnings: list[str] = []
+
+    def run(self, configured: str, env: Mapping[str, str]) -> Adapted:
+        accounts = Accounts(parse(self._view.text("etc/passwd"), 7), parse(self._view.text("etc/group"), 4))
+        accounts.shadow = {row[0]: row for row in parse(self._view.text("etc/shadow"), 9)}
+        accounts.gshadow = {row[0]: row for row in parse(self._view.text("etc/gshadow"), 4)}
+        if accounts.user_with_id(0) is None:
+            accounts.passwd.insert(0, ["root", "x", "0", "0", "root", "/root", "/bin/sh"])
+        accounts.add_group("root", 0)
+        row = self._default_user(accounts, configured)
+        self._sudo(accounts, row)
+        for name in ("passwd", "group", "shadow", "gshadow"):
+            self._parents(f"etc/{name}")
+        write_accounts(self._tree, accounts)
+        self._directories(row)
+        self._names()
+        self._python()
+        if not self._view.is_program("bin/sh"):
+            self._warnings.append("the image has no /bin/sh: only its own programs can be run")
+        defaults = ImageDefaults(user=row[0], cwd=WORK, env=_environment(row, env))
+        return Adapted(defaults, self._tree.size, tuple(self._warnings))
+
+    def _default_user(self, accounts: Accounts, configured: str) -> Row:
+        if self._mode != "single":
+            name, _, group = configured.partition(":")
+            row = accounts.user(name)
+            if row is None and name.isascii() and name.isdigit():
+                row = accounts.user_with_id(int(name))
+                if row is None and 0 < int(name) <= 65535:
+                    gid = int(group) if group.isascii() and group.isdigit() else int(name)
+                    row = self._new_user(accounts, int(name), gid)
+            if row is None or row[2] == "0":
+                row = accounts.user_with_id(USER_ID)
+            if row is not None:
+                return row
+        return self._new_user(accounts, 0 if self._mode == "single" else USER_ID, None)
+
+    def _new_user(self, accounts: Accounts, uid: int, gid: int | None) -> Row:
+        if uid == 0:
+            group = 0
+        elif gid is not None:
+            group = gid
+            if all(row[2] != str(gid) for row in accounts.group):
+                accounts.add_group(USER, gid)
+        else:
+            group = accounts.add_group(USER, uid)
+        shell = "/bin/bash" if self._view.is_program("bin/bash") else "/bin/sh"
+        row = [USER, "x", str(uid), str(group), "sandbox", HOME, shell]
+        accounts.passwd.append(row)
+        return row
+
+    # --- sudo ------------------------------------------------------------------------------------------
+
+    def _sudo(self, accounts: Accounts, row: Row) -> None:
+        gid = accounts.add_group(SUDO_GROUP, 27)
+        accounts.add_member(SUDO_GROUP, row[0])
+        real = self._view.stat("usr/bin/sudo")
+        if real is not None and real.st_mode & stat.S_ISUID and self._mode != "single":
+            self._rule(row[0])
+            return
+        program = next((p for p in ("usr/bin/setpriv", "bin/setpriv") if self._view.is_program(p)), None)
+        if program is None or not self._view.is_program("bin/sh"):
+            self._warnings.append("no sudo: the image has neither sudo nor the setpriv of util-linux")
+            return
+        helper = self._place(AS)
+        content = self._view.read(program) or b""
+        if self._mode == "single":
+            self._tree.file(helper, content, 0o755)
+        else:
+            self._tree.file(helper, content, 0o4750, gid=gid)
+        self._tree.file(self._place("usr/bin/sudo"), sudo_script(), 0o755)
+
+    def _rule(self, user: str) -> None:
+        self._tree.file(self._place("etc/sudoers.d/sandkeep"), sudo_rule(user), 0o440)
+        rules = self._view.text("etc/sudoers")
+        if "includedir /etc/sudoers.d" not in rules:
+            self._tree.file(self._place("etc/sudoers"), f"{rules}\n@includedir /etc/sudoers.d\n", 0o440)
+
+    # --- the rest --------------------------------------------------------------------------------------
+
+    def _directories(self, row: Row) -> None:
+        uid, gid = int(row[2]), int(row[3])
+        for name in (HOME, WORK, "/vercel/bin"):
+            self._tree.directory(name[1:], uid=uid, gid=gid)
+        if row[5] not in ("", "/") and not self._view.is_directory(row[5]) and row[5] != HOME:
+            self._tree.directory(self._place(row[5].strip("/")), uid=uid, gid=gid)
+        for name in _MOUNT_POINTS:
+            if not self._view.is_directory(name):
+                self._tree.directory(self._place(name))
+        if not self._view.is_directory("root"):
+            self._tree.directory("root", 0o700)
+        for name in ("tmp", "var/tmp"):
+            self._tree.directory(self._place(name), 0o1777)
+
+    def _names(self) -> None:
+        # These may be links into /run: the files must be real ones, so the names are not resolved.
+        for name, text in (("hosts", HOSTS), ("resolv.conf", RESOLV_CONF), ("hostname", HOSTNAME)):
+            self._parents(f"etc/{name}")
+            self._tree.file(f"etc/{name}", text)
+        if not self._view.stat("etc/nsswitch.conf") and self._view.is_directory("etc"):
+            self._tree.file("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n")
+        if self._mode == "single" and self._view.is_directory("etc/apt/apt.conf.d"):
+            self._tree.file(self._place("etc/apt/apt.conf.d/90sandkeep"), 'APT::Sandbox::User "root";\n')
+
+    def _python(self) -> None:
+        for directory in ("usr/local/bin", "usr/bin"):
+            if self._view.is_program(f"{directory}/python3"):
+                if not self._view.stat(f"{directory}/python", follow=False):
+                    self._tree.symlink(self._place(f"{directory}/python"), "python3")
+                return
+
+    def _place(self, name: str) -> str:
+        """Where to write ``name``: its directory resolved through the image's links, and made."""
+        above, _, base = name.rpartition("/")
+        where = self._view.resolve(above) if above else ""
+        target = f"{where}/{base}" if where else base
+        self._parents(target)
+        return target
+
+    def _parents(self, name: str) -> None:
+        """Directories above ``name`` as the image has them: a layer's directory decides the mode seen."""
+        above = os.path.dirname(name)
+        if not above or self._tree.exists(above):
+            return
+        self._parents(above)
+        info = self._view.stat(above)
+        if info is None or not stat.S_ISDIR(info.st_mode):
+            self._tree.directory(above)
+        else:
+            self._tree.directory(above, stat.S_IMODE(info.st_mode), uid=info.st_uid, gid=info.st_gid)
+
+
+def _environment(row: Row, env: Mapping[str, str]) -> dict[str, str]:
+    path = env.get("PATH") or PATH
+    if "/vercel/bin" not in path.split(":"):
+        path = f"/vercel/bin:{path}"
+    if "/usr/local/bin" not in path.split(":"):
+        path += ":/usr/local/bin"
+    own = {"HOME": row[5] or HOME, "USER": row[0], "LOGNAME": row[0], "SHELL": row[6] or "/bin/sh"}
+    return {"LANG": "C.UTF-8", **env, **own, "PATH": path}

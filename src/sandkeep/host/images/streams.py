@@ -1,0 +1,199 @@
+"""Byte streams: decompression by magic number, and a reader that hashes what passes through it.
+
+A source is anything with ``read(n) -> bytes`` that returns fewer bytes only at the end or when it feels like
+it, and ``b""`` only at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import shutil
+import subprocess
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Protocol
+
+from sandkeep.errors import ImageError
+
+CHUNK = 1 << 20
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_UNREADABLE = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
+class Source(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Hashing:
+    """Passes a source through, keeping its SHA-256 and length."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._hash = hashlib.sha256()
+        self.length = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(size)
+        self._hash.update(data)
+        self.length += len(data)
+        return data
+
+    def drain(self) -> None:
+        while self.read(CHUNK):
+            pass
+
+    def digest(self) -> str:
+        return "sha256:" + self._hash.hexdigest()
+
+
+class Limited:
+    """``size`` bytes of a file object from ``offset`` on; nobody else may use the file meanwhile."""
+
+    def __init__(self, file: BinaryIO, offset: int, size: int) -> None:
+        self._file = file
+        self._left = size
+        file.seek(offset)
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+class _Pushback:
+    """A source whose first bytes were already taken."""
+
+    def __init__(self, head: bytes, source: Source) -> None:
+        self._head = head
+        self._source = source
+
+    def read(self, size: int) -> bytes:
+        if self._head:
+            data, self._head = self._head[:size], self._head[size:]
+            return data
+        return self._source.read(size)
+
+
+class _Decompressing:
+    """Decompresses concatenated members with a ``decompressobj``-like factory."""
+
+    def __init__(self, source: Source, factory: Callable[[], Any], format_name: str) -> None:
+        self._source = source
+        self._factory = factory
+        self._format = format_name
+        self._member = factory()
+        self._ready = b""
+        self._fresh = True
+        """Nothing was fed to the current member yet, so the input may end here."""
+
+    def read(self, size: int) -> bytes:
+        while not self._ready:
+            leftover = self._member.unused_data if self._member.eof else b""
+            if self._member.eof:
+                self._member, self._fresh = self._factory(), True
+            data = leftover or self._source.read(CHUNK)
+            if not data or (self._fresh and not data.strip(b"\0")):
+                if not data and not self._fresh:
+                    raise ImageError(f"{self._format} data ends too early")
+                if not data:
+                    return b""
+                continue  # zero padding after the last member
+            self._fresh = False
+            try:
+                self._ready = self._member.decompress(data)
+            except Exception as error:
+                raise ImageError(f"damaged {self._format} data: {error}") from None
+        out, self._ready = self._ready[:size], self._ready[size:]
+        return out
+
+
+@contextlib.contextmanager
+def decompressed(source: Source) -> Iterator[Source]:
+    """The plain bytes of a gzip, zstd or uncompressed source."""
+    head = b""
+    while len(head) < 6 and (more := source.read(6 - len(head))):
+        head += more
+    whole = _Pushback(head, source)
+    for magic, name in _UNREADABLE.items():
+        if head.startswith(magic):
+            raise ImageError(f"{name} compression is not supported", hint="use gzip, zstd or a plain archive")
+    if head.startswith(_GZIP):
+        yield _Decompressing(whole, lambda: zlib.decompressobj(wbits=31), "gzip")
+    elif head.startswith(_ZSTD):
+        factory = _zstd_factory()
+        if factory is not None:
+            yield _Decompressing(whole, factory, "zstd")
+        else:
+            with _zstd_program(whole) as plain:
+                yield plain
+    else:
+        yield whole
+
+
+def _zstd_factory() -> Callable[[], Any] | None:
+    """A decompressor from whichever module this interpreter has."""
+    for name in ("compression.zstd", "backports.zstd"):
+        with contextlib.suppress(ImportError):
+            factory: Callable[[], Any] = importlib.import_module(name).ZstdDecompressor
+            return factory
+    with contextlib.suppress(ImportError):
+        return lambda: importlib.import_module("zstandard").ZstdDecompressor().decompressobj()
+    return None
+
+
+@contextlib.contextmanager
+def _zstd_program(source: Source) -> Iterator[Source]:
+    program = shutil.which("zstd")
+    if program is None:
+        raise ImageError(
+            "zstd data, and nothing here can read it", hint="pip install 'sandkeep[zstd]', or install zstd"
+        )
+    child = subprocess.Popen(
+        [program, "-dcq"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdin and child.stdout and child.stderr
+    feeding = child.stdin
+    failures: list[Exception] = []
+
+    def feed() -> None:
+        try:
+            with feeding:
+                while data := source.read(CHUNK):
+                    feeding.write(data)
+        except BrokenPipeError:
+            pass  # the reader stopped early, or zstd died and says so by its exit code
+        except Exception as error:
+            failures.append(error)
+
+    feeder = threading.Thread(target=feed, name="zstd-feeder", daemon=True)
+    feeder.start()
+    try:
+        yield _ProgramOutput(child, failures)
+    finally:
+        child.stdout.close()
+        child.kill()
+        child.wait()
+        feeder.join()
+        child.stderr.close()
+
+
+class _ProgramOutput:
+    def __init__(self, child: subprocess.Popen[bytes], failures: list[Exception]) -> None:
+        self._child = child
+        self._failures = failures
+
+    def read(self, size: int) -> bytes:
+        assert self._child.stdout and self._child.stderr
+        data = self._child.stdout.read(size)
+        if not data:
+            code = self._child.wait()
+            if self._failures:
+                raise self._failures[0]
+            if code:
+                detail = self._child.stderr.read(500).decode(errors="replace").strip()
+                raise ImageError(f"damaged zstd data: {detail}")
+        return data

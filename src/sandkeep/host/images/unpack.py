@@ -1,0 +1,276 @@
+"""Unpacking an archive into one overlay directory, whoever made the archive.
+
+Names are confined: absolute ones are taken below the directory, ones with ``..`` are refused, and every
+parent is opened with ``openat2(RESOLVE_IN_ROOT)``, so a symbolic link in the archive leads nowhere outside.
+Device nodes are left out. ``.wh.`` names of image layers become overlay whiteouts and opaque directories.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+
+from sandkeep.errors import ImageError
+from sandkeep.host.images import tarstream
+from sandkeep.host.images.streams import Source
+from sandkeep.host.images.tarstream import Member, TarReader
+from sandkeep.host.images.tree import MAX_ID, Mode, flavour_of
+from sandkeep.linux import syscalls as sc
+
+_WHITEOUT = b".wh."
+_OPAQUE = b".wh..wh..opq"
+_NOBODY = 65534
+_OPEN_PARENTS = 64
+_NO_ATTRIBUTE = (errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL, errno.ENODATA, errno.ERANGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    size: int
+    entries: int
+    skipped: int
+    """Device nodes, which no sandbox may have."""
+
+
+def unpack(source: Source, directory: str, *, mode: Mode, whiteouts: bool) -> Unpacked:
+    """Unpack a plain tar stream. ``whiteouts`` says whether ``.wh.`` names are an image layer's markers."""
+    with _Unpacker(directory, mode, whiteouts) as unpacker:
+        reader = TarReader(source)
+        for member in reader:
+            try:
+                unpacker.add(member, reader)
+            except OSError as error:
+                name = os.fsdecode(member.name)
+                raise ImageError(f"cannot unpack {name}: {error.strerror}", entry=name) from error
+        unpacker.finish()
+        return Unpacked(unpacker.size, unpacker.entries, unpacker.skipped)
+
+
+class _Unpacker:
+    def __init__(self, directory: str, mode: Mode, whiteouts: bool) -> None:
+        self._mode = mode
+        self._whiteouts = whiteouts
+        self._opaque = f"{flavour_of(mode)}.overlay.opaque"
+        self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._parents: dict[bytes, int] = {}
+        self._directories: list[tuple[bytes, int]] = []
+        self.size = self.entries = self.skipped = 0
+
+    def __enter__(self) -> _Unpacker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._forget_parents()
+        os.close(self._root)
+
+    def add(self, member: Member, reader: TarReader) -> None:
+        self.entries += 1
+        name = _clean(member.name)
+        if not name:
+            if member.type == tarstream.DIRECTORY:
+                self._metadata(self._root, b".", member)
+            return
+        above, _, base = name.rpartition(b"/")
+        parent = self._parent(above)
+        if self._whiteouts and base.startswith(_WHITEOUT):
+            self._hide(parent, base)
+        elif member.type == tarstream.DIRECTORY:
+            self._directory(parent, base, member)
+            self._directories.append((name, member.mtime_ns))
+        elif member.type == tarstream.FILE:
+            self._clear(parent, base)
+            self._file(parent, base, member, reader)
+        elif member.type == tarstream.SYMLINK:
+            self._clear(parent, base)
+            os.symlink(member.link, base, dir_fd=parent)
+            self._own(parent, base, member)
+        elif member.type == tarstream.HARDLINK:
+            self._hardlink(parent, base, member)
+        elif member.type == tarstream.FIFO:
+            self._clear(parent, base)
+            os.mkfifo(base, 0o600, dir_fd=parent)
+            self._metadata(parent, base, member)
+        else:
+            self.skipped += 1
+
+    def finish(self) -> None:
+        """Set directory times last: every entry made in one changed its time."""
+        for name, mtime_ns in reversed(self._directories):
+            try:
+                fd = sc.openat2(self._root, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            except OSError:
+                continue  # replaced later in the same archive
+            os.utime(fd, ns=(mtime_ns, mtime_ns))
+            os.close(fd)
+
+    # --- entries ---------------------------------------------------------------------------------------
+
+    def _file(self, parent: int, base: bytes, member: Member, reader: TarReader) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(base, flags, 0o600, dir_fd=parent)
+        try:
+            reader.read_into(fd)
+            uid, gid = self._ids(member)
+            if uid or gid:
+                os.fchown(fd, uid, gid)
+            os.fchmod(fd, member.mode)
+            # After chown, which drops file capabilities.
+            for name, value in member.xattrs.items():
+                _set_attribute(fd, name, value)
+            os.utime(fd, ns=(member.mtime_ns, member.mtime_ns))
+        finally:
+            os.close(fd)
+        self.size += member.size
+
+    def _directory(self, parent: int, base: bytes, member: Member) -> None:
+        existing = _kind(parent, base)
+        if existing != stat.S_IFDIR:
+            hidden = existing == stat.S_IFCHR
+            self._clear(parent, base)
+            self._forget_parents_but(parent)  # a link of that name may have been followed before
+            os.mkdir(base, 0o700, dir_fd=parent)
+            if hidden:  # removed and made anew in one layer: nothing of the old one shows through
+                self._make_opaque(parent, base)
+        self._metadata(parent, base, member)
+
+    def _hardlink(self, parent: int, base: bytes, member: Member) -> None:
+        target = _clean(member.link)
+        above, _, name = target.rpartition(b"/")
+        try:
+            source = sc.openat2(self._root, above or b".", os.O_PATH | os.O_DIRECTORY)
+        except OSError as error:
+            raise ImageError(f"hard link to a missing {os.fsdecode(target)}") from error
+        try:
+            if _same(source, name, parent, base):
+                return
+            self._clear(parent, base)
+            os.link(name, base, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError as error:
+            raise ImageError(f"hard link to a missing {os.fsdecode(target)}") from error
+        finally:
+            os.close(source)
+
+    def _hide(self, parent: int, base: bytes) -> None:
+        if base == _OPAQUE:
+            self._make_opaque(parent, b".")
+            return
+        name = base[len(_WHITEOUT) :]
+        if base.startswith(b".wh..wh.") or name in (b"", b".", b".."):
+            return  # bookkeeping of an older union filesystem
+        existing = _kind(parent, name)
+        if existing is None:
+            os.mknod(name, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=parent)
+        elif existing == stat.S_IFDIR:
+            self._make_opaque(parent, name)
+
+    # --- helpers ---------------------------------------------------------------------------------------
+
+    def _parent(self, above: bytes) -> int:
+        """A descriptor of the directory ``above``, made if it is missing."""
+        fd = self._parents.get(above)
+        if fd is None:
+            if len(self._parents) >= _OPEN_PARENTS:
+                self._forget_parents()
+            try:
+                fd = sc.openat2(self._root, above or b".", os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                higher, _, base = above.rpartition(b"/")
+                os.mkdir(base, 0o755, dir_fd=self._parent(higher))
+                fd = sc.openat2(self._root, above, os.O_RDONLY | os.O_DIRECTORY)
+            self._parents[above] = fd
+        return fd
+
+    def _forget_parents(self) -> None:
+        for fd in self._parents.values():
+            os.close(fd)
+        self._parents.clear()
+
+    def _clear(self, parent: int, base: bytes) -> None:
+        """Make room for an entry; a later one in an archive replaces an earlier one."""
+        try:
+            os.unlink(base, dir_fd=parent)
+        except FileNotFoundError:
+            return
+        except IsADirectoryError:
+            # Descriptors of directories below it must not be used for entries that come later.
+            shutil.rmtree(os.fsdecode(base), dir_fd=parent)
+            self._forget_parents_but(parent)
+
+    def _forget_parents_but(self, kept: int) -> None:
+        for above, fd in list(self._parents.items()):
+            if fd != kept:
+                os.close(fd)
+                del self._parents[above]
+
+    def _ids(self, member: Member) -> tuple[int, int]:
+        if self._mode == "single":
+            return 0, 0
+        return (
+            member.uid if 0 <= member.uid <= MAX_ID else _NOBODY,
+            member.gid if 0 <= member.gid <= MAX_ID else _NOBODY,
+        )
+
+    def _own(self, parent: int, base: bytes, member: Member) -> None:
+        uid, gid = self._ids(member)
+        if uid or gid:
+            os.chown(base, uid, gid, dir_fd=parent, follow_symlinks=False)
+
+    def _metadata(self, parent: int, base: bytes, member: Member) -> None:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(base, flags, dir_fd=parent)
+        try:
+            uid, gid = self._ids(member)
+            if self._mode != "single":
+                os.fchown(fd, uid, gid)
+            os.fchmod(fd, member.mode)
+            for name, value in member.xattrs.items():
+                _set_attribute(fd, name, value)
+        finally:
+            os.close(fd)
+
+    def _make_opaque(self, parent: int, base: bytes) -> None:
+        fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            os.setxattr(fd, self._opaque, b"y")
+        finally:
+            os.close(fd)
+
+
+def _clean(name: bytes) -> bytes:
+    """The name relative to the root, without ``.`` parts."""
+    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+    if b".." in parts or b"\0" in name:
+        raise ImageError(f"refused: {os.fsdecode(name)!r} would leave the image", entry=os.fsdecode(name))
+    return b"/".join(parts)
+
+
+def _kind(parent: int, base: bytes) -> int | None:
+    try:
+        return stat.S_IFMT(os.stat(base, dir_fd=parent, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _same(parent: int, base: bytes, other_parent: int, other: bytes) -> bool:
+    try:
+        one = os.stat(base, dir_fd=parent, follow_symlinks=False)
+        two = os.stat(other, dir_fd=other_parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino)
+
+
+def _set_attribute(fd: int, name: str, value: bytes) -> None:
+    """Set an attribute an image may carry: capabilities and plain user attributes, never overlayfs's own."""
+    if name != "security.capability" and (
+        not name.startswith("user.") or name.startswith(("user.overlay.", "user.fuseoverlayfs."))
+    ):
+        return
+    try:
+        os.setxattr(fd, name, value)
+    except OSError as error:
+        if error.errno not in _NO_ATTRIBUTE:
+            raise
