@@ -119,7 +119,9 @@ def _spawn(argv: list[str], environment: dict[str, str], fd: int) -> NoReturn:
     """Become another program in these namespaces, with one descriptor besides the standard ones."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.dup2(fd, 3, inheritable=True)
+        if fd != 3:
+            os.dup2(fd, 3)
+        os.set_inheritable(3, True)
         os.execve(argv[0], argv, environment)
     finally:
         os._exit(127)

@@ -1,0 +1,181 @@
+"""The process that does bulk disk work: images, layers, and what ended sessions leave.
+
+It runs beside the zygote, in its namespaces, because rootless only a process in there has rights over the
+files of sandboxes. Callers talk to it through ``Storage``; here is the other end: requests come in as frames,
+each runs on a thread, answers and progress go back as they are ready.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Any, Final, NoReturn
+
+from sandkeep.errors import InternalError, InvalidRequest, SandkeepError, path_error
+from sandkeep.host.images.store import ImageStore
+from sandkeep.host.layers.store import LayerStore
+from sandkeep.supervisor import protocol
+
+_THREADS: Final = 8
+Report = Callable[[str, int, int], None]
+"""Progress: what is being done, how much of it, of how much."""
+
+
+class Worker:
+    def __init__(self, data_dir: str, mode: Any) -> None:
+        self._images = ImageStore(data_dir, mode=mode)
+        self._layers = LayerStore(data_dir, flavour="trusted" if mode == "root" else "user")
+
+    # --- root filesystems --------------------------------------------------------------------------------
+
+    def rootfs(self, report: Report, *, image: str, layer: str | None) -> dict[str, Any]:
+        """An image with a layer's chain on top, ready to be mounted, and what to tell the user about it."""
+        found = self._image(image, report)
+        composed = self._layers.compose(found.rootfs(), layer)
+        warnings = []
+        if layer is not None:
+            warning = self._images.warning_for(self._layers.get(layer).host_key)
+            warnings = [warning] if warning else []
+        return {"rootfs": composed.to_json(), "warnings": warnings}
+
+    def _image(self, name: str, report: Report) -> Any:
+        return self._images.host(progress=report) if name == "host" else self._images.get(name)
+
+    def get_image(self, report: Report, *, image: str) -> dict[str, Any]:
+        return _plain(self._image(image, report))
+
+    def list_images(self, report: Report) -> dict[str, Any]:
+        return {"images": [_plain(image) for image in self._images.list()]}
+
+    def remove_image(self, report: Report, *, image: str) -> dict[str, Any]:
+        self._images.remove(image)
+        return {}
+
+    def import_image(self, report: Report, *, kind: str, path: str, name: str) -> dict[str, Any]:
+        importers: dict[str, Callable[..., Any]] = {
+            "directory": self._images.import_directory,
+            "tar": self._images.import_tar,
+            "oci-layout": self._images.import_oci_layout,
+            "docker-archive": self._images.import_docker_archive,
+        }
+        if kind not in importers:
+            raise InvalidRequest(f"kind is one of {', '.join(importers)}", field="kind")
+        return _plain(importers[kind](path, name=name))
+
+    # --- layers ------------------------------------------------------------------------------------------
+
+    def publish(self, report: Report, **arguments: Any) -> dict[str, Any]:
+        return _plain(self._layers.publish(arguments.pop("session"), **arguments))
+
+    def copy_directory(self, report: Report, *, layer: str) -> dict[str, Any]:
+        return {"directory": self._layers.copy_directory(layer)}
+
+    def adopt(self, report: Report, **arguments: Any) -> dict[str, Any]:
+        return _plain(self._layers.adopt(**arguments))
+
+    def list_layers(self, report: Report) -> dict[str, Any]:
+        return {"layers": [_plain(layer) for layer in self._layers.list()]}
+
+    def hold(self, report: Report, *, layer: str, holder: str) -> dict[str, Any]:
+        self._layers.hold(layer, holder)
+        return {}
+
+    def release(self, report: Report, *, layer: str, holder: str) -> dict[str, Any]:
+        self._layers.release(layer, holder)
+        return {}
+
+    def collect(self, report: Report) -> dict[str, Any]:
+        return {"deleted": list(self._layers.collect())}
+
+    def measure(self, report: Report, *, layer: str) -> dict[str, Any]:
+        return {"size_bytes": self._layers.measure(layer)}
+
+    def sync(self, report: Report, *, layer: str) -> dict[str, Any]:
+        return _plain(self._layers.sync(layer))
+
+    def compact(self, report: Report, *, tip: str, image: str) -> dict[str, Any]:
+        return _plain(self._layers.compact(tip, rootfs=self._image(image, report).rootfs()))
+
+    def recover(self, report: Report) -> dict[str, Any]:
+        return _plain(self._layers.recover())
+
+    def discard(self, report: Report, *, session: str) -> dict[str, Any]:
+        self._layers.discard(session)
+        return {}
+
+
+OPERATIONS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
+    "image.get": Worker.get_image,
+    "image.list": Worker.list_images,
+    "image.remove": Worker.remove_image,
+    "image.import": Worker.import_image,
+    "rootfs": Worker.rootfs,
+    "layer.publish": Worker.publish,
+    "layer.copy-directory": Worker.copy_directory,
+    "layer.adopt": Worker.adopt,
+    "layer.list": Worker.list_layers,
+    "layer.hold": Worker.hold,
+    "layer.release": Worker.release,
+    "layer.collect": Worker.collect,
+    "layer.measure": Worker.measure,
+    "layer.sync": Worker.sync,
+    "layer.compact": Worker.compact,
+    "layer.recover": Worker.recover,
+    "session.discard": Worker.discard,
+}
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    body: dict[str, Any] = dataclasses.asdict(value)
+    return body
+
+
+def serve(sock: socket.socket, worker: Worker) -> NoReturn:
+    """Answer requests until the caller is gone; what is under way then is finished first."""
+    sending = Lock()
+    decoder = protocol.FrameDecoder()
+
+    def send(body: dict[str, Any]) -> None:
+        try:
+            with sending:
+                sock.sendall(protocol.encode(body))
+        except OSError:
+            pass  # the caller is gone; the work itself still counts
+
+    def handle(body: dict[str, Any]) -> None:
+        request = body["id"]
+        try:
+            operation = OPERATIONS.get(body["op"])
+            if operation is None:
+                raise InvalidRequest(f"unknown operation {body['op']!r}", field="op")
+            result = operation(
+                worker,
+                lambda what, done, total: send({"id": request, "progress": [what, done, total]}),
+                **body.get("arguments", {}),
+            )
+            send({"id": request, "ok": result})
+        except SandkeepError as error:
+            send({"id": request, "error": error.to_json()})
+        except OSError as error:
+            failure = path_error(error, body["op"], error.filename or "?")
+            send({"id": request, "error": failure.to_json()})
+        except Exception as error:
+            failure_ = InternalError(f"{body.get('op')}: {type(error).__name__}: {error}")
+            send({"id": request, "error": failure_.to_json()})
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="worker") as pool:
+        while data := sock.recv(1 << 20):
+            for body, _ in decoder.feed(data):
+                if body is not None:
+                    pool.submit(handle, body)
+    os._exit(0)
+
+
+def main() -> NoReturn:
+    os.umask(0o022)
+    serve(socket.socket(fileno=3), Worker(sys.argv[1], sys.argv[2]))
