@@ -69,4 +69,7 @@ def _refuse_validation(error: msgspec.ValidationError) -> NoReturn:
     # msgspec says "<problem> - at `$.ports[0]`"; the path is only in the text.
     problem, separator, path = str(error).partition(" - at `")
     path = path.rstrip("`").removeprefix("$").removeprefix(".") if separator else ""
+    before, missing, name = problem.partition("Object missing required field `")
+    if missing and not before:
+        refuse(f"{path}.{name}".strip(".`"), "is required")
     refuse(path, problem[:1].lower() + problem[1:])

@@ -1,0 +1,220 @@
+"""Errors on the wire: one envelope, a closed table of codes, and where each error of the program falls in it.
+
+::
+
+    {"error": {"code": "sandbox_stopped", "message": "…", "kind": "session_stopped", "details": {…}}}
+
+``code`` is what clients act on; its status is fixed by :data:`STATUS`. ``kind`` is the program's own, finer
+name for the error, from which :func:`exception` rebuilds it on the other side. No error that can follow a
+side effect has a status of 500 or more, since clients repeat requests that fail that way.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from sandkeep import errors
+from sandkeep.errors import SandkeepError
+from sandkeep.wire.base import Object
+
+STATUS: dict[str, int] = {
+    "bad_request": 400,
+    "executable_not_found": 400,
+    "executable_refused": 400,
+    "file_error": 400,
+    "command_stdin_unavailable": 400,
+    "sandbox_timeout_invalid": 400,
+    "snapshot_region_mismatch": 400,
+    "limit_reached": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "path_not_found": 404,
+    "method_not_allowed": 405,
+    "conflict": 409,
+    "drive_attached": 409,
+    "drive_not_initialized": 409,
+    "sandbox_stopped": 410,
+    "snapshot_not_found": 410,
+    "sandbox_stream_closed": 410,
+    "payload_too_large": 413,
+    "sandbox_stopping": 422,
+    "sandbox_snapshotting": 422,
+    "host_cannot": 422,
+    "rate_limited": 429,
+    "internal_error": 500,
+    "bad_gateway": 502,
+    "stdin_stalled": 504,
+}
+
+_CODES: dict[type[SandkeepError], str] = {
+    SandkeepError: "internal_error",
+    errors.InvalidRequest: "bad_request",
+    errors.TimeoutInvalid: "sandbox_timeout_invalid",
+    errors.AccessDenied: "forbidden",
+    errors.Unauthenticated: "unauthorized",
+    errors.NotFound: "not_found",
+    errors.SnapshotGone: "snapshot_not_found",
+    errors.Conflict: "conflict",
+    errors.NameTaken: "bad_request",
+    errors.DriveAttached: "drive_attached",
+    errors.DriveNotInitialized: "drive_not_initialized",
+    errors.WrongState: "conflict",
+    errors.SessionStopped: "sandbox_stopped",
+    errors.SessionStopping: "sandbox_stopping",
+    errors.SessionSnapshotting: "sandbox_snapshotting",
+    errors.LimitReached: "limit_reached",
+    errors.BodyTooLarge: "payload_too_large",
+    errors.RateLimited: "rate_limited",
+    errors.HostCannot: "host_cannot",
+    errors.IsolationUnavailable: "host_cannot",
+    errors.LimitUnenforceable: "host_cannot",
+    errors.PathError: "file_error",
+    errors.PathNotFound: "not_found",
+    errors.PathExists: "file_error",
+    errors.NotDirectory: "file_error",
+    errors.IsDirectory: "file_error",
+    errors.PathPermission: "file_error",
+    errors.NoSpace: "file_error",
+    errors.ArchiveError: "file_error",
+    errors.ProcessError: "bad_request",
+    errors.ExecutableNotFound: "executable_not_found",
+    errors.ExecutableRefused: "executable_refused",
+    errors.StdinUnavailable: "command_stdin_unavailable",
+    errors.StdinStalled: "stdin_stalled",
+    errors.ImageError: "bad_request",
+    errors.LayerError: "internal_error",
+    errors.TransportError: "bad_gateway",
+    errors.StreamClosed: "sandbox_stream_closed",
+    errors.InternalError: "internal_error",
+}
+
+_KINDS = {
+    "unauthorized": errors.Unauthenticated,
+    "forbidden": errors.AccessDenied,
+    "not_found": errors.NotFound,
+    "conflict": errors.Conflict,
+    "sandbox_stopped": errors.SessionStopped,
+    "sandbox_stopping": errors.SessionStopping,
+    "sandbox_snapshotting": errors.SessionSnapshotting,
+    "snapshot_not_found": errors.SnapshotGone,
+    "rate_limited": errors.RateLimited,
+    "bad_request": errors.InvalidRequest,
+}
+"""For an answer without a ``kind``: from another server, or from something in between."""
+
+_RENAMED = {
+    "domains": "allow",
+    "allow_subnets": "subnets.allow",
+    "deny_subnets": "subnets.deny",
+    "retention": "keepLastSnapshots",
+    "memory_mb": "memory",
+    "methods": "method",
+    "query": "queryString",
+}
+
+
+class ErrorObject(Object, kw_only=True, frozen=True):
+    code: str
+    message: str
+    kind: str | UnsetType = UNSET
+    hint: str | UnsetType = UNSET
+    details: dict[str, Any] | UnsetType = UNSET
+    bytes_written: int | UnsetType = UNSET
+    """How much of the input of a stalled process has arrived."""
+
+
+class ErrorBody(Object, kw_only=True, frozen=True):
+    error: ErrorObject
+
+
+class Answer(NamedTuple):
+    """A failed request: what the server sends."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+def classify(error: BaseException) -> tuple[int, str]:
+    """The status and code of an error."""
+    code = "internal_error"
+    for kind in type(error).__mro__:
+        if kind in _CODES:
+            code = _CODES[kind]
+            break
+    if isinstance(error, errors.PathNotFound) and error.details.get("operation") == "mkdir":
+        # A missing parent; "not_found" is how a missing file is told to a reader.
+        code = "path_not_found"
+    return STATUS[code], code
+
+
+def answer(error: BaseException) -> Answer:
+    """The response to a request that failed; nothing of an unexpected error shows in it."""
+    status, code = classify(error)
+    headers: dict[str, str] = {}
+    if not isinstance(error, SandkeepError):
+        shown = ErrorObject(code=code, message="The server failed unexpectedly; its log has the cause.")
+        return Answer(status, msgspec.json.encode(ErrorBody(error=shown)), headers)
+    details = dict(error.details)
+    message = error.message
+    if isinstance(error, errors.InvalidRequest) and details.get("field"):
+        details["field"] = spelled(details["field"])
+        message = f"{details['field']}: {details.get('problem', message)}"
+    if isinstance(error, errors.RateLimited) and "retry_after" in details:
+        headers["retry-after"] = str(details["retry_after"])
+    shown = ErrorObject(
+        code=code,
+        message=message,
+        kind=error.code,
+        hint=error.hint or UNSET,
+        details=details or UNSET,
+        bytes_written=details.get("bytes_written", UNSET),
+    )
+    return Answer(status, msgspec.json.encode(ErrorBody(error=shown), enc_hook=str), headers)
+
+
+def plain(code: str, message: str) -> Answer:
+    """An answer no error of the program stands for, such as a route that does not exist."""
+    shown = ErrorObject(code=code, message=message)
+    return Answer(STATUS[code], msgspec.json.encode(ErrorBody(error=shown)), {})
+
+
+def exception(status: int, body: bytes) -> SandkeepError:
+    """The error a server answered with."""
+    try:
+        shown = msgspec.json.decode(body, type=ErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "unknown status"
+        return errors.TransportError(f"the server answered {status} ({phrase})", status=status)
+    details = {} if isinstance(shown.details, UnsetType) else shown.details
+    hint = None if isinstance(shown.hint, UnsetType) else shown.hint
+    if not isinstance(shown.kind, UnsetType):
+        return errors.from_json(
+            {"code": shown.kind, "message": shown.message, "hint": hint, "details": details}
+        )
+    kind = _KINDS.get(shown.code, errors.TransportError if status >= 500 else SandkeepError)
+    return kind(shown.message, hint=hint, **{**details, "status": status, "wire_code": shown.code})
+
+
+def spelled(field_path: str) -> str:
+    """A field's path as clients write it: ``network_policy.domains["x"]`` is ``networkPolicy.allow["x"]``."""
+    out: list[str] = []
+    # What is quoted is the client's own text already.
+    for index, part in enumerate(field_path.split('"')):
+        out.append(part if index % 2 else ".".join(_spelled_name(name) for name in part.split(".")))
+    return '"'.join(out).replace("forwardURL.url", "forwardURL")
+
+
+def _spelled_name(name: str) -> str:
+    word, bracket, rest = name.partition("[")
+    if word in _RENAMED:
+        word = _RENAMED[word]
+    else:
+        head, *tail = word.split("_")
+        word = head + "".join(part[:1].upper() + part[1:] for part in tail)
+    return word + bracket + rest
