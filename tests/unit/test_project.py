@@ -1,0 +1,173 @@
+"""The project keeps its own rules: format, lint, types, import directions, documents that match the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sandkeep
+from sandkeep.cli.main import COMMANDS
+from sandkeep.host import doctor
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src"
+PACKAGE = SOURCE / "sandkeep"
+CHECKED = ["src", "tests", "dev", *(name for name in ("benchmarks", "examples") if (ROOT / name).is_dir())]
+
+
+def tool(*argv: str) -> None:
+    done = subprocess.run([sys.executable, "-m", *argv], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.fail(f"{' '.join(argv)}\n{done.stdout}{done.stderr}", pytrace=False)
+
+
+# --- format, lint, types -------------------------------------------------------------------------------
+
+
+def test_code_is_formatted() -> None:
+    tool("ruff", "format", "--check", *CHECKED)
+
+
+def test_code_is_lint_free() -> None:
+    tool("ruff", "check", *CHECKED)
+
+
+def test_types_hold() -> None:
+    tool("mypy", "--no-error-summary")
+
+
+# --- imports point one way -----------------------------------------------------------------------------
+
+# What each part may import from the package, besides itself and the root's own errors and types.
+MAY_IMPORT = {
+    "linux": set[str](),
+    "supervisor": {"linux"},
+    "host": {"supervisor", "linux"},
+    "cli": {"host", "supervisor", "linux"},
+}
+# Slow to import or meant for other jobs; a fork of the zygote pays for every module it holds.
+TOO_HEAVY = {
+    "asyncio",
+    "dataclasses",
+    "logging",
+    "pathlib",
+    "re",
+    "shutil",
+    "subprocess",
+    "tarfile",
+    "tempfile",
+}
+
+
+def modules(part: str) -> Iterator[Path]:
+    yield from sorted((PACKAGE / part).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module a file names in an import, wherever in the file, except for type checkers only."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            yield node.module
+            if node.module == "sandkeep":
+                yield from (f"sandkeep.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_imports_point_one_way(part: str) -> None:
+    allowed = MAY_IMPORT[part] | {part, "errors", "types"}
+    for path in modules(part):
+        for name in imported(path):
+            if name.startswith("sandkeep."):
+                assert name.split(".")[1] in allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("part", ["linux", "supervisor"])
+def test_what_runs_in_a_session_uses_the_standard_library_only(part: str) -> None:
+    for path in modules(part):
+        for name in imported(path):
+            top = name.split(".")[0]
+            assert top == "sandkeep" or top in sys.stdlib_module_names, f"{path.relative_to(ROOT)}: {name}"
+
+
+@pytest.mark.parametrize("part", ["linux", "supervisor"])
+def test_what_the_zygote_holds_imports_little(part: str) -> None:
+    for path in modules(part):
+        heavy = TOO_HEAVY & {name.split(".")[0] for name in imported(path)}
+        assert not heavy, f"{path.relative_to(ROOT)} imports {sorted(heavy)}"
+
+
+def loaded_by(code: str) -> set[str]:
+    script = f"import sys; before = set(sys.modules); {code}; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_command_line_starts_light() -> None:
+    loaded = loaded_by("from sandkeep.cli.main import main; main(['version'])")
+    assert not loaded & {"argparse", "asyncio", "subprocess", "ctypes", "sandkeep.host"}
+
+
+def test_the_package_root_imports_nothing() -> None:
+    assert {name for name in loaded_by("import sandkeep") if "sandkeep" in name} == {"sandkeep"}
+
+
+# --- documents -----------------------------------------------------------------------------------------
+
+
+def test_versions_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == sandkeep.__version__
+
+
+def test_readme_has_its_two_commands_and_ci_runs_the_second() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert "\n./dev sandkeep run -- python3 -c 'print(\"hello from a sandbox\")'\n" in readme
+    assert "\n./dev test\n" in readme
+    assert "./dev test" in (ROOT / ".ci/run").read_text()
+
+
+def test_changelog_has_a_place_for_what_comes_next() -> None:
+    assert "\n## Unreleased\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def documents() -> list[Path]:
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_in_documents_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
+        if "://" not in target:
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_doctor_page_names_every_line_doctor_prints(tmp_path: Path) -> None:
+    page = (ROOT / "docs/doctor.md").read_text()
+    for found in doctor.probe(str(tmp_path)).findings:
+        name = found.name.rpartition(": ")[2]
+        assert f"`{found.name}`" in page or f"`{name}`" in page, found.name
+
+
+def test_every_command_has_a_summary() -> None:
+    for name, command in COMMANDS.items():
+        assert command.summary and not command.summary.endswith("."), name
