@@ -28,7 +28,7 @@ from sandkeep.linux import cgroup, syscalls
 ROOT = Path(__file__).resolve().parent.parent
 IS_ROOT = os.geteuid() == 0
 SUBIDS = 65536
-_TEST_PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "hypothesis", "sortedcontainers")
+_TOOLS_NOBODY_IMPORTS = ("mypy", "mypyc", "pip", "ruff", "setuptools", "*.pth")
 
 _CALL = """
 import importlib, json, os, sys
@@ -151,8 +151,8 @@ def _share(user: User, area: Path) -> User:
         if not copy.exists():
             shutil.copytree(ROOT / "src", copy / "src", ignore=skip)
             shutil.copytree(ROOT / "tests", copy / "tests", ignore=skip)
-            for name in _TEST_PACKAGES:
-                shutil.copytree(site / name, copy / "site" / name, ignore=skip)
+            skip = shutil.ignore_patterns("__pycache__", *_TOOLS_NOBODY_IMPORTS)
+            shutil.copytree(site, copy / "site", ignore=skip)
         paths = [copy / "src", copy, copy / "site"]
     pythonpath = os.pathsep.join(map(str, paths))
     return User(user.name, user.uid, user.gid, user.home, user.subids, interpreter, pythonpath)
