@@ -71,16 +71,8 @@ _CODES: dict[type[SandkeepError], str] = {
     errors.BodyTooLarge: "payload_too_large",
     errors.RateLimited: "rate_limited",
     errors.HostCannot: "host_cannot",
-    errors.IsolationUnavailable: "host_cannot",
-    errors.LimitUnenforceable: "host_cannot",
     errors.PathError: "file_error",
     errors.PathNotFound: "not_found",
-    errors.PathExists: "file_error",
-    errors.NotDirectory: "file_error",
-    errors.IsDirectory: "file_error",
-    errors.PathPermission: "file_error",
-    errors.NoSpace: "file_error",
-    errors.ArchiveError: "file_error",
     errors.ProcessError: "bad_request",
     errors.ExecutableNotFound: "executable_not_found",
     errors.ExecutableRefused: "executable_refused",
@@ -88,10 +80,12 @@ _CODES: dict[type[SandkeepError], str] = {
     errors.StdinStalled: "stdin_stalled",
     errors.ImageError: "bad_request",
     errors.LayerError: "internal_error",
+    errors.StoreError: "internal_error",
     errors.TransportError: "bad_gateway",
     errors.StreamClosed: "sandbox_stream_closed",
     errors.InternalError: "internal_error",
 }
+"""By class; one that is not here has the code of its nearest ancestor."""
 
 _KINDS = {
     "unauthorized": errors.Unauthenticated,
