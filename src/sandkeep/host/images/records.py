@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sandkeep.errors import ImageError, NotFound, WrongState
+from sandkeep.errors import ImageError, InvalidRequest, NotFound, WrongState
 from sandkeep.host.images.adapt import adapt
 from sandkeep.host.images.files import locked, read_json, remove_tree, write_json
 from sandkeep.host.images.image import Image, Kind, relocated
+from sandkeep.host.images.reference import parse_reference
 from sandkeep.host.images.streams import Hashing, Source, decompressed
 from sandkeep.host.images.tree import Mode, flavour_of
 from sandkeep.host.images.unpack import unpack
@@ -145,7 +146,7 @@ class Records:
 
     def remove(self, image: Image, name: str) -> None:
         """Take ``name`` from the image, and remove it with its last name; by its id, in any case."""
-        others = tuple(other for other in image.names if other != name)
+        others = tuple(other for other in image.names if other not in _spellings(name))
         with locked(f"{self.directory}/store.lock"):
             directory = self._directory(image)
             if name != image.id and others:
@@ -205,8 +206,9 @@ class Records:
 
 def find(images: Sequence[Image], wanted: str) -> Image:
     """The image with that id, an unambiguous beginning of it, or that name."""
+    spellings = _spellings(wanted)
     for image in images:
-        if wanted == image.id or (wanted in image.names and image.kind != "host"):
+        if wanted == image.id or (spellings.intersection(image.names) and image.kind != "host"):
             return image
     digits = wanted.removeprefix("sha256:")
     if len(digits) >= 6:
@@ -214,6 +216,14 @@ def find(images: Sequence[Image], wanted: str) -> Image:
         if len(started) == 1:
             return started[0]
     raise NotFound(f"no image {wanted}", hint="pull or import it first", image=wanted)
+
+
+def _spellings(name: str) -> set[str]:
+    """A name as given and as a registry reference: ``debian`` also means ``debian:latest``."""
+    spellings = {name}
+    with contextlib.suppress(InvalidRequest):
+        spellings.add(str(parse_reference(name)))
+    return spellings
 
 
 def publish(work: str, final: str) -> None:

@@ -5,7 +5,7 @@ On disk, below ``<data>/images``::
     host/<12 digits>/image.json  root/  [usr/]   generated skeletons, one per state of the host and masks
     layers/<sha256>/layer.json   fs/             unpacked layers, shared by the images that list them
     records/<sha256>/image.json  top/            images, each with the layer that adapts it
-    blobs/<sha256>[.part]                        downloads, complete or to be continued
+    blobs/<sha256>.part                          downloads to be continued
     build/                                       work in progress
 
 A directory appears under its final name by one rename after it is complete, so whatever is there is whole.
@@ -13,6 +13,7 @@ A directory appears under its final name by one rename after it is complete, so 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -29,14 +30,13 @@ from sandkeep.host.images.hostimage import programs
 from sandkeep.host.images.image import Image, Kind
 from sandkeep.host.images.oci import Config, DockerArchive, Layout, digest_of, own_platform, parse_config
 from sandkeep.host.images.records import Records, find
+from sandkeep.host.images.reference import parse_reference
+from sandkeep.host.images.registry import Progress, Registry
 from sandkeep.host.images.streams import CHUNK, Hashing, Source, decompressed
 from sandkeep.host.images.tree import Mode, flavour_of
 from sandkeep.host.rootfs import ImageDefaults
 
 T = TypeVar("T")
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being worked on, how much is done, and the total (0 when not known)."""
 
 
 class ImageStore:
@@ -166,6 +166,40 @@ class ImageStore:
                     if not self._records.has_layer(diff_id):
                         self._records.add_layer(archive.open(layer), diff_id, whiteouts=True)
                 return self._add_configured(config, name=name, kind="docker-archive")
+
+    # --- registries ------------------------------------------------------------------------------------
+
+    def pull(
+        self,
+        reference: str,
+        *,
+        platform: str | None = None,
+        auth: tuple[str, str] | None = None,
+        insecure: bool = False,
+        progress: Progress | None = None,
+    ) -> Image:
+        """Fetch an image from a registry; layers already here are not fetched again.
+
+        ``auth`` is a user name and password, by default what ``docker login`` stored. ``insecure`` allows
+        plain HTTP and untrusted certificates. ``progress`` gets a layer's digest, bytes done and bytes total.
+        """
+        parsed = parse_reference(reference)
+        registry = Registry(parsed, auth=(auth[0], auth[1]) if auth else None, insecure=insecure)
+        manifest = registry.manifest(platform or own_platform())
+        config = parse_config(registry.config(manifest.config), manifest.config.digest)
+        with self._records.adding():
+            wanted = [
+                (blob, diff_id)
+                for blob, diff_id in dict.fromkeys(pairs(manifest.layers, config.diff_ids))
+                if not self._records.has_layer(diff_id)
+            ]
+            layers = registry.layers(
+                wanted, f"{self.directory}/blobs", has=self._records.has_layer, progress=progress
+            )
+            with contextlib.closing(layers):
+                for packed, diff_id in layers:
+                    self._records.add_layer(packed, diff_id, whiteouts=True)
+            return self._add_configured(config, name=str(parsed), kind="oci")
 
     def _add_configured(self, config: Config, *, name: str, kind: Kind) -> Image:
         return self._records.add_image(
