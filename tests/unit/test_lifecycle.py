@@ -1,0 +1,236 @@
+"""The session's state table, alone and against the real store under arbitrary interleavings."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sandkeep.engine import lifecycle
+from sandkeep.engine.lifecycle import (
+    ACTIVE,
+    ANSWERS,
+    MOVES,
+    TERMINAL,
+    Answer,
+    Cause,
+    Operation,
+    State,
+    answer,
+    draw,
+    next_state,
+    require,
+    sources,
+)
+from sandkeep.errors import SessionSnapshotting, SessionStopped, SessionStopping, WrongState
+from sandkeep.store import PageRequest
+from sandkeep.store.rows import Session
+from tests.unit.store_help import open_store, sandbox, session
+
+NEEDS_RUNNING = (
+    Operation.RUN,
+    Operation.SIGNAL,
+    Operation.STDIN,
+    Operation.TERMINAL,
+    Operation.FILES,
+    Operation.EXTEND,
+    Operation.SET_POLICY,
+    Operation.SNAPSHOT,
+    Operation.CHECKPOINT,
+)
+
+
+def test_every_operation_has_an_answer_in_every_state() -> None:
+    for operation in Operation:
+        assert set(ANSWERS[operation]) == set(State)
+        for state in State:
+            assert isinstance(answer(operation, state), Answer)
+
+
+def test_every_state_is_reached_and_every_active_one_can_end() -> None:
+    reached = {State.PENDING}
+    for _ in State:
+        reached |= {target for (state, _), target in MOVES.items() if state in reached}
+    assert reached == set(State)
+    for state in ACTIVE:
+        assert next_state(state, Cause.LOST) is State.ABORTED
+
+
+def test_terminal_states_are_never_left() -> None:
+    for state in TERMINAL:
+        for cause in Cause:
+            with pytest.raises(WrongState):
+                next_state(state, cause)
+    assert not any(state in TERMINAL for state, _ in MOVES)
+
+
+def test_a_move_the_table_does_not_name_is_refused_with_the_state() -> None:
+    with pytest.raises(WrongState) as caught:
+        next_state(State.PENDING, Cause.SNAPSHOT)
+    assert caught.value.status == "pending"
+    assert sources(Cause.SNAPSHOT) == {State.RUNNING, State.STOPPING}
+
+
+@pytest.mark.parametrize("operation", NEEDS_RUNNING)
+def test_what_needs_a_running_session_waits_for_the_boot_and_is_refused_afterwards(
+    operation: Operation,
+) -> None:
+    assert require(operation, State.PENDING, session="s") is Answer.WAIT
+    assert require(operation, State.RUNNING, session="s") is Answer.PROCEED
+    with pytest.raises(SessionStopping) as stopping:
+        require(operation, State.STOPPING, session="s")
+    assert (stopping.value.session, stopping.value.status) == ("s", "stopping")
+    with pytest.raises(SessionSnapshotting):
+        require(operation, State.SNAPSHOTTING, session="s")
+    for state in TERMINAL:
+        with pytest.raises(SessionStopped):
+            require(operation, state, session="s")
+
+
+def test_stop_is_idempotent_and_blocks_until_the_end() -> None:
+    assert {answer(Operation.STOP, state) for state in TERMINAL} == {Answer.DONE}
+    assert answer(Operation.STOP, State.RUNNING) is Answer.PROCEED
+    for state in (State.PENDING, State.STOPPING, State.SNAPSHOTTING):
+        assert answer(Operation.STOP, state) is Answer.WAIT
+
+
+def test_resume_waits_for_an_end_in_progress_and_does_nothing_when_running() -> None:
+    assert {answer(Operation.RESUME, state) for state in TERMINAL} == {Answer.PROCEED}
+    assert answer(Operation.RESUME, State.RUNNING) is Answer.DONE
+    for state in (State.PENDING, State.STOPPING, State.SNAPSHOTTING):
+        assert answer(Operation.RESUME, state) is Answer.WAIT
+
+
+def test_destroy_reading_and_updating_are_possible_in_every_state() -> None:
+    for state in State:
+        assert answer(Operation.DESTROY, state) in (Answer.PROCEED, Answer.WAIT)
+        assert answer(Operation.READ, state) is Answer.PROCEED
+        assert answer(Operation.UPDATE, state) is Answer.PROCEED
+    assert answer(Operation.DESTROY, State.PENDING) is Answer.PROCEED, "a hanging boot can be destroyed"
+
+
+def test_nobody_waits_in_a_state_that_lasts() -> None:
+    for operation in Operation:
+        for state in {State.RUNNING, *TERMINAL}:
+            assert answer(operation, state) is not Answer.WAIT
+
+
+@given(st.lists(st.sampled_from(Cause)))
+def test_any_sequence_of_causes_ends_where_it_first_became_terminal(causes: list[Cause]) -> None:
+    state = State.PENDING
+    ended: State | None = None
+    for cause in causes:
+        try:
+            state = next_state(state, cause)
+        except WrongState:
+            continue
+        assert ended is None
+        ended = state if state in TERMINAL else None
+    assert ended is None or state is ended
+
+
+def test_the_drawing_shows_exactly_the_table() -> None:
+    arrows = [line.strip() for line in draw().splitlines() if "-->" in line and "[*]" not in line]
+    assert arrows == [f"{state} --> {target}: {cause}" for (state, cause), target in MOVES.items()]
+    assert draw().count("--> [*]") == len(TERMINAL)
+    assert set(lifecycle.__all__) <= set(vars(lifecycle))
+
+
+class Callers(RuleBasedStateMachine):
+    """Callers who decide on what they read and act later, with anything in between, on the real store.
+
+    No lock protects them: what is shown is that the tables and the store's own checks are enough to keep the
+    promises, so that a lock is a matter of speed and of politeness.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resources = ExitStack()
+        self.store = self.resources.enter_context(open_store())
+        self.box = sandbox("p", "a")
+        self.now = 1
+        self.made = 0
+        self.decided: list[tuple[Operation, str, State]] = []
+        self.ended: dict[str, Session] = {}
+
+    @initialize()
+    def create(self) -> None:
+        self.store.sandboxes.add(self.box)
+        self.begin_session()
+
+    def begin_session(self) -> None:
+        self.made += 1
+        self.store.sessions.start(session(self.box, f"s{self.made}"))
+
+    def current(self) -> Session:
+        name = self.store.sandboxes.get("p", "a").current_session
+        assert name is not None
+        return self.store.sessions.get("p", name)
+
+    def move(self, name: str, seen: State, cause: Cause) -> None:
+        self.now += 1
+        self.store.sessions.move("p", name, next_state(seen, cause), expected={seen}, now_ms=self.now)
+
+    @rule(operation=st.sampled_from(Operation))
+    def decide(self, operation: Operation) -> None:
+        now = self.current()
+        try:
+            if require(operation, now.status, session=now.id) is Answer.PROCEED:
+                self.decided.append((operation, now.id, now.status))
+        except WrongState:
+            assert now.status not in (State.PENDING, State.RUNNING)
+
+    @precondition(lambda self: self.decided)
+    @rule(data=st.data())
+    def act(self, data: Any) -> None:
+        chosen = data.draw(st.integers(0, len(self.decided) - 1))
+        operation, name, seen = self.decided.pop(chosen)
+        try:
+            if operation is Operation.RESUME:
+                self.begin_session()
+            elif operation is Operation.STOP or (operation is Operation.DESTROY and seen in ACTIVE):
+                self.move(name, seen, Cause.STOP)
+            elif operation is Operation.SNAPSHOT:
+                self.move(name, seen, Cause.SNAPSHOT)
+            elif operation is Operation.DESTROY:
+                self.store.sandboxes.delete("p", "a")
+                self.box = sandbox("p", "a", id=f"box_after_{self.made}")
+                self.create()
+        except WrongState:
+            assert (self.current().id, self.current().status) != (name, seen), (
+                "refused though nothing changed"
+            )
+
+    @rule(cause=st.sampled_from(Cause))
+    def happen(self, cause: Cause) -> None:
+        now = self.current()
+        if (now.status, cause) in MOVES:
+            self.move(now.id, now.status, cause)
+
+    @invariant()
+    def at_most_one_session_is_active(self) -> None:
+        rows = self.store.sessions.page("p", PageRequest(limit=100)).items
+        active = [row for row in rows if row.status in ACTIVE]
+        assert len(active) <= 1
+        for row in rows:
+            if row.id in self.ended:
+                assert row.status is self.ended[row.id].status, "a session came back"
+            elif row.status in TERMINAL:
+                self.ended[row.id] = row
+
+    @invariant()
+    def the_sandbox_shows_its_sessions_status(self) -> None:
+        box = self.store.sandboxes.find("p", "a")
+        if box is not None and box.current_session is not None:
+            assert box.status is self.current().status
+
+    def teardown(self) -> None:
+        self.resources.close()
+
+
+TestCallers = Callers.TestCase
+TestCallers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
