@@ -50,6 +50,12 @@ MAY_IMPORT = {
     "linux": set[str](),
     "supervisor": {"linux"},
     "host": {"supervisor", "linux"},
+    "wire": set[str](),
+    "store": set[str](),
+    "net": {"linux"},
+    "engine": {"host", "store", "net"},
+    "server": {"engine", "wire"},
+    "sdk": {"wire"},
     "cli": {"host", "supervisor", "linux"},
 }
 # Slow to import or meant for other jobs; a fork of the zygote pays for every module it holds.
