@@ -188,7 +188,8 @@ class _Merge:
             if opaque:
                 cut = True
             elif own is not None and own.startswith(b"/"):
-                onwards = b"/".join([own, *rest])
+                # It leaves the place an opaque parent closes off, so that parent no longer matters.
+                onwards, cut = b"/".join([own, *rest]), False
             elif own is not None:
                 before = onwards.split(b"/")[: -1 - len(rest)]
                 onwards = b"/".join([*before, own, *rest])
