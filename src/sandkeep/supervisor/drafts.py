@@ -64,7 +64,7 @@ class Draft(InPlace):
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
                 raise
-            self._temporary = _temporary_name()
+            self._temporary = temporary_name()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             fd = os.open(self._temporary, flags, 0o600, dir_fd=parent)
         super().__init__(fd)
@@ -77,7 +77,7 @@ class Draft(InPlace):
             except FileExistsError:
                 if not replace:
                     raise
-            temporary = _temporary_name()
+            temporary = temporary_name()
             self._link(temporary)
             self._temporary = temporary
         flags = 0 if replace else syscalls.RENAME_NOREPLACE
@@ -96,5 +96,5 @@ class Draft(InPlace):
         os.link(proc_path(self.fd), name, dst_dir_fd=self._parent, follow_symlinks=True)
 
 
-def _temporary_name() -> bytes:
+def temporary_name() -> bytes:
     return b".sandkeep-" + os.urandom(8).hex().encode()

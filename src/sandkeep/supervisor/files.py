@@ -83,10 +83,10 @@ class SessionFiles:
     def __init__(self, root_fd: int, *, base: int = 0, single: bool = False) -> None:
         """``base`` is the id on the mount of the session's id 0; ``single`` means it has only that one."""
         self.tree = Tree(root_fd, base=base)
-        self._single = single
+        self.single = single
 
     def acting_as(self, identity: Identity) -> ActingAs:
-        return ActingAs(identity, base=self.tree.base, single=self._single)
+        return ActingAs(identity, base=self.tree.base, single=self.single)
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class SessionFiles:
             Fd(self.tree.open(absolute(path, cwd), os.O_PATH | (0 if follow else os.O_NOFOLLOW))) as fd,
         ):
             self.tree.check(fd)
-            if not self._single:
+            if not self.single:
                 os.chown(proc_path(fd), self.tree.outside(uid), self.tree.outside(gid))
 
     # --- details ---------------------------------------------------------------------------------------

@@ -1,0 +1,244 @@
+"""Streaming trees of a session out as tar, as one of its users.
+
+Directories are walked by descriptor, never through a symbolic link, and file systems of the kernel are left
+out. One chunk of one file is held at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from sandkeep.errors import ArchiveError, InvalidRequest, path_error
+from sandkeep.supervisor.files import SessionFiles
+from sandkeep.supervisor.identity import Identity
+from sandkeep.supervisor.tar import TarWriter
+from sandkeep.supervisor.tree import Fd, KernelFileSystem, Path, absolute, encode
+
+_CHUNK = 1 << 18
+_DEPTH = 256
+_NAMED = 100
+"""How many names an error lists at most."""
+
+
+class Archived(NamedTuple):
+    entries: int
+    left_out: tuple[str, ...]
+    """FIFOs, sockets, devices and file systems of the kernel, which an archive does not hold; at most 100."""
+
+
+def archive(
+    files: SessionFiles,
+    paths: Iterable[Path],
+    writer: TarWriter,
+    identity: Identity,
+    *,
+    cwd: Path = "/",
+    ignore: Sequence[str] = (),
+) -> Archived:
+    """Write the trees at ``paths`` to ``writer`` and end the archive.
+
+    Entries are named as the paths are given, less a leading ``/``; ``.`` and ``/`` give their contents.
+    Names come sorted, links are stored as links, further names of one file as hard links. ``ignore`` holds
+    names, or with a ``/`` whole entry names, in which ``*`` matches anything.
+
+    What cannot be read, or changes size meanwhile, does not stop the archive, which stays well-formed: an
+    ``ArchiveError`` with ``unreadable`` and ``changed`` is raised after its end.
+    """
+    with files.acting_as(identity):
+        outgoing = _Outgoing(files, writer, ignore)
+        for path in paths:
+            name = b"/".join(part for part in encode(path, "path").split(b"/") if part not in (b"", b"."))
+            if b".." in name.split(b"/"):
+                raise InvalidRequest(f"{os.fsdecode(path)} has .. in it", field="path")
+            try:
+                outgoing.add_path(absolute(path, cwd), name)
+            except OSError as error:
+                raise path_error(error, "archive", path) from error
+        writer.close()
+    if outgoing.unreadable or outgoing.changed:
+        first = (outgoing.unreadable + outgoing.changed)[0]
+        raise ArchiveError(
+            f"{first} and perhaps others could not be archived as they are",
+            entry=first,
+            entries=outgoing.entries,
+            unreadable=outgoing.unreadable,
+            changed=outgoing.changed,
+        )
+    return Archived(outgoing.entries, tuple(outgoing.left_out))
+
+
+class _Outgoing:
+    def __init__(self, files: SessionFiles, writer: TarWriter, ignore: Sequence[str]) -> None:
+        self._tree = files.tree
+        self._writer = writer
+        self._ignored = [os.fsencode(pattern).split(b"*") for pattern in ignore if "/" not in pattern]
+        self._ignored_whole = [os.fsencode(p).strip(b"/").split(b"*") for p in ignore if "/" in p]
+        self._links: dict[tuple[int, int], bytes] = {}
+        self.entries = 0
+        self.unreadable: list[str] = []
+        self.changed: list[str] = []
+        self.left_out: list[str] = []
+
+    def add_path(self, path: bytes, name: bytes) -> None:
+        if not name:
+            with Fd(self._tree.open_directory(path, os.O_RDONLY)) as fd:
+                self._walk(fd, b"")
+            return
+        parent, last = self._tree.entry(path, follow=False)
+        with Fd(parent):
+            info = os.stat(last, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISDIR(info.st_mode):
+                below = self._directory(parent, last, name)
+                if below >= 0:
+                    with Fd(below):
+                        self._walk(below, name)
+            else:
+                self._leaf(parent, last, name, info)
+
+    def _walk(self, top: int, top_name: bytes) -> None:
+        """Everything below an open directory, whose descriptor stays the caller's."""
+        levels = [(top, top_name, iter(sorted(os.fsencode(name) for name in os.listdir(top))))]
+        try:
+            while levels:
+                fd, prefix, names = levels[-1]
+                last = next(names, None)
+                if last is None:
+                    levels.pop()
+                    if levels:
+                        os.close(fd)
+                    continue
+                name = prefix + b"/" + last if prefix else last
+                if self._is_ignored(last, name):
+                    continue
+                try:
+                    info = os.stat(last, dir_fd=fd, follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if not stat.S_ISDIR(info.st_mode):
+                    self._leaf(fd, last, name, info)
+                    continue
+                if len(levels) == _DEPTH:
+                    raise ArchiveError(
+                        f"{os.fsdecode(name)}: deeper than {_DEPTH} directories", entry=os.fsdecode(name)
+                    )
+                below = self._directory(fd, last, name)
+                if below >= 0:
+                    levels.append((below, name, iter(sorted(os.fsencode(n) for n in os.listdir(below)))))
+        finally:
+            for fd, _, _ in levels[1:]:
+                os.close(fd)
+
+    def _directory(self, parent: int, last: bytes, name: bytes) -> int:
+        """Add a directory and return it open, or -1 if there is nothing to see."""
+        try:
+            fd = os.open(last, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        except OSError:
+            _note(self.unreadable, name)
+            return -1
+        try:
+            info = self._tree.check(fd)
+        except KernelFileSystem:
+            os.close(fd)
+            _note(self.left_out, name)
+            return -1
+        self._add(name, "directory", info)
+        return fd
+
+    def _leaf(self, parent: int, last: bytes, name: bytes, info: os.stat_result) -> None:
+        if stat.S_ISREG(info.st_mode):
+            self._file(parent, last, name)
+        elif stat.S_ISLNK(info.st_mode):
+            try:
+                link = os.readlink(last, dir_fd=parent)
+            except OSError:
+                _note(self.changed, name)
+                return
+            self._add(name, "symlink", info, link=link)
+        else:
+            _note(self.left_out, name)
+
+    def _file(self, parent: int, last: bytes, name: bytes) -> None:
+        try:
+            fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=parent)
+        except OSError:
+            _note(self.unreadable, name)
+            return
+        with Fd(fd):
+            try:
+                info = self._tree.check(fd)
+            except KernelFileSystem:
+                _note(self.left_out, name)
+                return
+            if not stat.S_ISREG(info.st_mode):
+                _note(self.changed, name)
+                return
+            key = (info.st_dev, info.st_ino)
+            if info.st_nlink > 1 and key in self._links:
+                self._add(name, "hardlink", info, link=self._links[key])
+                return
+            if info.st_nlink > 1:
+                self._links[key] = name
+            self._add(name, "file", info, size=info.st_size)
+            self._content(fd, name, info.st_size)
+
+    def _content(self, fd: int, name: bytes, size: int) -> None:
+        left = size
+        while left:
+            try:
+                data = os.read(fd, min(left, _CHUNK))
+            except OSError:
+                _note(self.unreadable, name)
+                data = b""
+            if not data:
+                break
+            self._writer.content(data)
+            left -= len(data)
+        if left or os.fstat(fd).st_size != size:
+            _note(self.changed, name)
+        while left:
+            # The header has promised these bytes.
+            data = bytes(min(left, _CHUNK))
+            self._writer.content(data)
+            left -= len(data)
+
+    def _add(self, name: bytes, kind: str, info: os.stat_result, *, size: int = 0, link: bytes = b"") -> None:
+        self._writer.add(
+            name,
+            kind,
+            mode=stat.S_IMODE(info.st_mode),
+            uid=self._tree.inside(info.st_uid),
+            gid=self._tree.inside(info.st_gid),
+            size=size,
+            mtime=info.st_mtime_ns // 1_000_000_000,
+            link=link,
+        )
+        self.entries += 1
+
+    def _is_ignored(self, last: bytes, name: bytes) -> bool:
+        return any(_matches(last, pattern) for pattern in self._ignored) or any(
+            _matches(name, pattern) for pattern in self._ignored_whole
+        )
+
+
+def _matches(name: bytes, pieces: list[bytes]) -> bool:
+    """Whether ``name`` is the pieces with anything in between."""
+    if len(pieces) == 1:
+        return name == pieces[0]
+    first, *middle, final = pieces
+    if len(name) < len(first) + len(final) or not (name.startswith(first) and name.endswith(final)):
+        return False
+    position, end = len(first), len(name) - len(final)
+    for piece in middle:
+        found = name.find(piece, position, end)
+        if found < 0:
+            return False
+        position = found + len(piece)
+    return True
+
+
+def _note(names: list[str], name: bytes) -> None:
+    if len(names) < _NAMED:
+        names.append(os.fsdecode(name))
