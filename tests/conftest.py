@@ -264,7 +264,7 @@ def single_user(test_area: Path) -> Iterator[User]:
 # --- nothing left behind -------------------------------------------------------------------------------
 
 
-def _settled(look: Callable[[], list[str]], *, seconds: float = 5.0) -> list[str]:
+def _settled(look: Callable[[], list[str]], *, seconds: float = 3.0) -> list[str]:
     """What is still there after giving asynchronous clean-up a moment."""
     deadline = time.monotonic() + seconds
     while (found := look()) and time.monotonic() < deadline:
@@ -352,12 +352,14 @@ def test_area() -> Iterator[Path]:
     mounts = set(_mounts())
     groups = _OwnGroups()
     yield area
-    leaks = {
-        "processes": _settled(groups.processes),
-        "control groups": _settled(groups.groups),
-        "mounts": _settled(lambda: [mount for mount in _mounts() if mount not in mounts]),
-        "temporary files": [entry.name for entry in temporary.iterdir()],
+    look = {
+        "processes": groups.processes,
+        "control groups": groups.groups,
+        "mounts": lambda: [mount for mount in _mounts() if mount not in mounts],
+        "temporary files": lambda: [entry.name for entry in temporary.iterdir()],
     }
+    _settled(lambda: [found for kind in look.values() for found in kind()])
+    leaks = {kind: found() for kind, found in look.items()}
     for line in leaks["processes"]:
         try:
             os.kill(int(line.split()[0]), 9)

@@ -137,6 +137,37 @@ def test_the_package_root_imports_nothing() -> None:
     assert {name for name in loaded_by("import sandkeep") if "sandkeep" in name} == {"sandkeep"}
 
 
+# --- the test run itself -------------------------------------------------------------------------------
+
+LITTER = """
+import os, subprocess, sys, tempfile
+from sandkeep.linux import cgroup, syscalls
+
+def test_litter(tmp_path):
+    subprocess.Popen(["setsid", "sleep", "120"]).returncode = 0
+    syscalls.mount("tmpfs", str(tmp_path), "tmpfs")
+    cgroup.detect().create("litter")
+    os.mkdir(os.path.join(tempfile.gettempdir(), "forgotten"))
+"""
+
+
+@pytest.mark.root
+def test_a_run_that_leaves_things_behind_fails_and_names_them(tmp_path: Path) -> None:
+    (tmp_path / "test_litter.py").write_text(LITTER)
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c"]
+    argv += [str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", str(tmp_path / "test_litter.py")]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    report = done.stdout[done.stdout.index("the run left things behind") :]
+    for kind, what in (
+        ("processes", "sleep"),
+        ("control groups", "/litter"),
+        ("mounts", "test_litter0 tmpfs"),
+        ("temporary files", "forgotten"),
+    ):
+        assert any(kind in line and what in line for line in report.splitlines()), report
+
+
 # --- documents -----------------------------------------------------------------------------------------
 
 
