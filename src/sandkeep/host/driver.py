@@ -35,7 +35,9 @@ class Limits:
     memory_bytes: int | None = None
     cpus: float | None = None
     pids: int | None = 4096
+    disk_bytes: int | None = None
     explicit: frozenset[str] = frozenset()
+    """Of ``memory``, ``cpu``, ``pids``. Disk is watched, never exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,12 @@ class SessionSpec:
     log_cap_bytes: int = 128 << 20
 
     def to_json(self) -> dict[str, Any]:
-        limits = {"memory": self.limits.memory_bytes, "cpu": self.limits.cpus, "pids": self.limits.pids}
+        limits = {
+            "memory": self.limits.memory_bytes,
+            "cpu": self.limits.cpus,
+            "pids": self.limits.pids,
+            "disk": self.limits.disk_bytes,
+        }
         return {
             "session": self.session,
             "generation": self.generation,
@@ -148,7 +155,7 @@ class Driver(Protocol):
     async def freeze(self, ref: SessionRef) -> None: ...
     async def thaw(self, ref: SessionRef) -> None: ...
     async def checkpoint(self, ref: SessionRef, destination: str) -> dict[str, Any]: ...
-    async def remove(self, ref: SessionRef) -> None: ...
+    async def forget(self, ref: SessionRef) -> None: ...
     async def sessions(self) -> list[SessionRef]: ...
 
     async def start_process(self, ref: SessionRef, spec: ProcessSpec) -> dict[str, Any]: ...

@@ -4,6 +4,6 @@ import sys
 
 sys.path.insert(0, __file__.rsplit("/", 3)[0])
 
-from sandkeep.host.worker import main  # noqa: E402
+from sandkeep.host.worker import main
 
 main()

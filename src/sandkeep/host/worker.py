@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn
 from sandkeep.errors import InternalError, InvalidRequest, SandkeepError, path_error
 from sandkeep.host.images.store import ImageStore
 from sandkeep.host.layers.store import LayerStore
+from sandkeep.host.layers.tree import remove_tree
 from sandkeep.supervisor import protocol
 
 _THREADS: Final = 8
@@ -28,6 +29,7 @@ Report = Callable[[str, int, int], None]
 
 class Worker:
     def __init__(self, data_dir: str, mode: Any) -> None:
+        self._data_dir = data_dir
         self._images = ImageStore(data_dir, mode=mode)
         self._layers = LayerStore(data_dir, flavour="trusted" if mode == "root" else "user")
 
@@ -105,7 +107,14 @@ class Worker:
         return _plain(self._layers.recover())
 
     def discard(self, report: Report, *, session: str) -> dict[str, Any]:
+        """Throw away what an ended session wrote; its records and output stay."""
         self._layers.discard(session)
+        return {}
+
+    def remove_session(self, report: Report, *, session: str) -> dict[str, Any]:
+        """Everything an ended session left, records and output included."""
+        self._layers.discard(session)
+        remove_tree(f"{self._data_dir}/sessions/{session}")
         return {}
 
 
@@ -127,6 +136,7 @@ OPERATIONS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "layer.compact": Worker.compact,
     "layer.recover": Worker.recover,
     "session.discard": Worker.discard,
+    "session.remove": Worker.remove_session,
 }
 
 

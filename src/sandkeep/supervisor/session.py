@@ -32,7 +32,7 @@ from sandkeep.errors import (
     path_error,
 )
 from sandkeep.linux import cgroup, sockets
-from sandkeep.supervisor import fileops, protocol
+from sandkeep.supervisor import fileops, protocol, watch
 from sandkeep.supervisor.connection import Connection
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import Accounts, Identity
@@ -89,6 +89,8 @@ class Supervisor:
         self._files = SessionFiles(session.root_fd, base=session.base, single=mode == "single")
         self._frozen = False
         self._checkpointing = False
+        self._disk = watch.DiskWatch(f"{directory}/fs", session.limits["disk"].get("value"))
+        self._watching: Timer | None = None
         self._tracks_trees = session.cgroup.capabilities["process_groups"].usable
         self._reactor.add(session.pidfd, self._on_init_gone)
         self._reactor.add(self._control.fileno(), self._on_init_message)
@@ -136,6 +138,8 @@ class Supervisor:
 
     def _dispatch(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         op = body["op"]
+        if body.get("generation", self._spec["generation"]) != self._spec["generation"]:
+            raise SessionStopped("the session has been replaced", session=self._spec["session"])
         if isinstance(op, str) and op.startswith("fs."):
             self._require_running()
             request, identity = body.get("id"), self._identity(body.get("user"), root=body.get("root", False))
@@ -159,7 +163,7 @@ class Supervisor:
     # --- processes: start --------------------------------------------------------------------------------
 
     def _identity(self, user: str | int | None, *, root: bool = False) -> Identity:
-        if root or self._mode == "single":
+        if root:
             return self._accounts.resolve("root")
         return self._accounts.resolve(user, default=self._spec["user"])
 
@@ -321,6 +325,8 @@ class Supervisor:
         process.save()
         for fd in list(process.outputs):
             self._reactor.add(fd, lambda _, fd=fd: self._on_output(process, fd))  # type: ignore[misc]
+        if self._watching is None:
+            self._watching = self._reactor.later(self._disk.interval, self._watch)
         if request["kill_after_ms"] is not None:
             seconds = int(request["kill_after_ms"]) / 1000
             self._reactor.later(seconds, lambda: self._kill_tree(process, "time limit reached"))
@@ -417,7 +423,7 @@ class Supervisor:
             and oom_now is not None
             and oom_now > (process.oom_before or 0)
         )
-        process.finish(status, cpu_ms=cpu_ms, out_of_memory=killed_for_memory)
+        process.finish(status, cpu_ms=cpu_ms, out_of_memory=killed_for_memory or process.out_of_memory)
         if not process.outputs:
             process.log.close()
         if process.group is not None and not process.group.populated():
@@ -433,6 +439,30 @@ class Supervisor:
             process.group.kill()
         else:
             self._tell_init({"op": "killtree", "pid": process.pid})
+
+    # --- limits nobody enforces for us -------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Look at disk and memory while something runs; a session with nothing running costs nothing."""
+        self._watching = None
+        if self._status != RUNNING:
+            return
+        if reason := self._disk.look():
+            self._begin_stop(reason)
+            return
+        limit = self._session.limits["memory"]
+        if limit["state"] == "watched":
+            used, victim = watch.memory_in_use(self._session.root_fd)
+            if used > limit["value"] and victim:
+                self._kill_for_memory(victim)
+        if any(process.status == RUNNING or process.outputs for process in self._processes.values()):
+            self._watching = self._reactor.later(self._disk.interval, self._watch)
+
+    def _kill_for_memory(self, victim: int) -> None:
+        for process in self._processes.values():
+            if process.pid == victim:
+                process.out_of_memory = True
+        self._tell_init({"op": "signal", "pid": victim, "signal": signal.SIGKILL, "only": True})
 
     # --- processes: what clients ask ---------------------------------------------------------------------
 

@@ -215,12 +215,17 @@ def _install_filter(program: bytes | None) -> None:
 
 def _map_ids(host: Host, booted: Booted) -> int:
     """Write the child's id maps; returns a descriptor of its user namespace."""
-    size = 1 if host.mode == "single" else idrange.SIZE
+    # A line may not cross a line of the outer map, and rootless that one has our own id apart from the rest.
+    ids = {
+        "root": f"0 {booted.base} {idrange.SIZE}",
+        "subuid": f"0 0 1\n1 1 {idrange.SIZE - 1}",
+        "single": "0 0 1",
+    }
     try:
         for name in ("uid_map", "gid_map"):
             fd = os.open(f"/proc/{booted.pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
             try:
-                os.write(fd, f"0 {booted.base} {size}\n".encode())
+                os.write(fd, ids[host.mode].encode())
             finally:
                 os.close(fd)
         namespace = os.open(f"/proc/{booted.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
@@ -257,10 +262,22 @@ def _prepare(
         "device_tree": host.mode == "root",
         "switch_ids": host.mode != "single",
         "gid_tty": 5 if host.mode != "single" else 0,
+        "cgroups": _visible_groups(host),
+        "max_processes": booted.limits["pids"].get("per_user"),
         "shm_bytes": spec["shm_bytes"],
         "hostname": spec["hostname"],
     }
     return setup, fds
+
+
+def _visible_groups(host: Host) -> list[list[str]]:
+    """Control group mounts for inside: a name (none for the whole of v2), a type, options."""
+    limited = {name: host.hierarchy.capabilities[name] for name in ("memory", "cpu", "pids")}
+    if not any(item.usable for item in limited.values()):
+        return []
+    if host.hierarchy.layout == "v2":
+        return [["", "cgroup2", ""]]
+    return [[name, "cgroup", name] for name, item in limited.items() if item.version == "v1"]
 
 
 def _anchor() -> str:
@@ -290,18 +307,36 @@ def _unavailable(barrier: str, error: OSError) -> IsolationUnavailable:
 
 
 def apply_limits(host: Host, group: cgroup.SessionCgroup, spec: dict[str, Any]) -> dict[str, Any]:
-    """Enforce what can be enforced; refuse when something asked for explicitly cannot."""
+    """Enforce what can be enforced; refuse when something asked for explicitly cannot.
+
+    What nobody enforces is ``watched`` by the supervisor where it can be (memory, disk), else ``absent``.
+    """
     report: dict[str, Any] = {}
     for part, (value, explicit) in spec["limits"].items():
         if value is None:
             report[part] = {"state": "unlimited"}
-            continue
-        available = group.capabilities[part]
-        if available.usable:
+        elif part == "disk":
+            report[part] = {"state": "watched", "value": value, "how": "the supervisor looks now and then"}
+        elif group.capabilities[part].usable:
             group.limit(**{part: value})
-            report[part] = {"state": "enforced", "value": value, "how": f"cgroup {available.version}"}
-        elif explicit:
-            group.limit(**{part: value})  # raises, saying why
+            how = f"cgroup {group.capabilities[part].version}"
+            report[part] = {"state": "enforced", "value": value, "how": how}
         else:
-            report[part] = {"state": "absent", "asked": value, "why": available.why}
+            report[part] = _without_cgroup(host, group, part, value, explicit)
     return report
+
+
+def _without_cgroup(
+    host: Host, group: cgroup.SessionCgroup, part: str, value: Any, explicit: bool
+) -> dict[str, Any]:
+    why = group.capabilities[part].why
+    if part == "pids":
+        # The kernel counts processes per user and user namespace. With one id that is the session.
+        if host.mode == "single" or not explicit:
+            state = "enforced" if host.mode == "single" else "per user"
+            return {"state": state, "value": value, "how": "RLIMIT_NPROC", "per_user": value}
+    elif part == "memory" and not explicit:
+        return {"state": "watched", "value": value, "how": "the supervisor looks now and then", "why": why}
+    if explicit:
+        group.limit(**{part: value})  # raises, saying why
+    return {"state": "absent", "asked": value, "why": why}

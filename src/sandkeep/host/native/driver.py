@@ -26,6 +26,7 @@ from sandkeep.host import control
 from sandkeep.host.driver import Capabilities, ProcessSpec, SessionRef, SessionSpec
 from sandkeep.linux import sockets
 from sandkeep.supervisor.outputlog import Item, OutputReader
+from sandkeep.supervisor.process import replace_json
 
 Mode = Literal["root", "subuid", "single"]
 
@@ -192,8 +193,7 @@ class NativeDriver:
             os.mkdir(directory, 0o700)
         except FileExistsError:
             raise WrongState(f"session {spec.session} exists", session=spec.session) from None
-        with open(f"{directory}/spec.json", "w", encoding="ascii") as handle:
-            json.dump(spec.to_json(), handle)
+        replace_json(f"{directory}/spec.json", spec.to_json())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             ours.setblocking(False)
@@ -203,6 +203,7 @@ class NativeDriver:
             data = await asyncio.get_running_loop().sock_recv(ours, 1 << 20)
         answer = json.loads(data) if data else {"error": {"code": "internal_error", "message": "no answer"}}
         if "error" in answer:
+            # Nothing ran, so nothing in there belongs to anybody but us.
             shutil.rmtree(directory, ignore_errors=True)
             raise from_json(answer["error"])
         state: dict[str, Any] = answer["state"]
@@ -270,21 +271,23 @@ class NativeDriver:
         except SessionStopped:
             return await self.state(ref)
 
-    async def remove(self, ref: SessionRef) -> None:
-        """Delete what an ended session left: logs, records, and its files unless they became a layer."""
+    async def forget(self, ref: SessionRef) -> None:
+        """Drop the connection to an ended session, once its supervisor is really gone."""
         if (await self.state(ref))["status"] == "running":
             raise WrongState(f"session {ref.session} is running", session=ref.session)
         found = self._controls.pop(ref.session, None)
         if found is not None:
             await found.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._remove_tree, ref.session)
+        await asyncio.get_running_loop().run_in_executor(None, self._await_release, ref.session)
 
-    def _remove_tree(self, session: str) -> None:
+    def _await_release(self, session: str) -> None:
         # A supervisor that has answered may still be closing its overlay; its lock goes last.
-        fd = os.open(f"{self._directory(session)}/lock", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fd = os.open(f"{self._directory(session)}/lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            shutil.rmtree(self._directory(session))
         finally:
             os.close(fd)
 

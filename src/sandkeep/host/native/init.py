@@ -82,7 +82,7 @@ class Init:
             if op == "exec":
                 self._exec(request, fds)
             elif op == "signal":
-                self._signal(request["pid"], request["signal"])
+                self._signal(request["pid"], request["signal"], only=request.get("only", False))
             elif op == "killtree":
                 self._kill_tree(request["pid"])
         finally:
@@ -152,10 +152,10 @@ class Init:
                 os.setresgid(0, 0, 0)
                 os.setgroups([])
 
-    def _signal(self, pid: int, number: int) -> None:
-        """A process group, or with pid -1 everything but ourselves."""
+    def _signal(self, pid: int, number: int, *, only: bool) -> None:
+        """A process group (``only`` one process), or with pid -1 everything but ourselves."""
         try:
-            os.kill(-pid if pid > 0 else -1, number)
+            os.kill(pid if only or pid < 0 else -pid, number)
         except ProcessLookupError:
             pass
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import socket
 from typing import Any, Final
 
@@ -95,6 +96,7 @@ def take_shape(control: socket.socket, setup: dict[str, Any], fds: list[int]) ->
         steps.run("devices", _bind_devices)
     steps.run("devices", _mount_terminals_and_memory, setup["shm_bytes"], setup["gid_tty"])
     steps.run("sys", syscalls.mount, "sysfs", "sys", "sysfs", MS_RDONLY | _QUIET)
+    _show_cgroups(setup["cgroups"])
     steps.run("nested-namespaces", _forbid_nested_namespaces)
     steps.run("masks", _mask)
     for target in setup["binds"]:
@@ -102,6 +104,8 @@ def take_shape(control: socket.socket, setup: dict[str, Any], fds: list[int]) ->
     steps.run("mount-namespace", _switch_root)
     steps.run("network-namespace", netlink.loopback_up)
     steps.run("uts-namespace", syscalls.sethostname, setup["hostname"])
+    if setup["max_processes"]:
+        resource.setrlimit(resource.RLIMIT_NPROC, (setup["max_processes"],) * 2)
     steps.run("capabilities", _drop_bounding_set)
     for fd in fds:
         os.close(fd)
@@ -163,6 +167,25 @@ def _mount_terminals_and_memory(shm_bytes: int, gid_tty: int) -> None:
     syscalls.mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
     syscalls.mount("shm", "dev/shm", "tmpfs", _QUIET, f"mode=1777,size={shm_bytes}")
     syscalls.mount("mqueue", "dev/mqueue", "mqueue", _QUIET)
+
+
+def _show_cgroups(groups: list[list[str]]) -> None:
+    """The session's own control groups, read-only, for runtimes that size themselves by their limits.
+
+    A convenience, not a barrier: where the kernel refuses, programs see the machine's totals.
+    """
+    try:
+        if not groups or groups[0][0] == "":
+            for _, fstype, options in groups:
+                syscalls.mount(fstype, "sys/fs/cgroup", fstype, MS_RDONLY | _QUIET, options or None)
+            return
+        syscalls.mount("tmpfs", "sys/fs/cgroup", "tmpfs", _QUIET, "size=4k,mode=755")
+        for name, fstype, options in groups:
+            os.mkdir(f"sys/fs/cgroup/{name}")
+            syscalls.mount(fstype, f"sys/fs/cgroup/{name}", fstype, MS_RDONLY | _QUIET, options or None)
+        syscalls.mount(None, "sys/fs/cgroup", None, MS_REMOUNT | MS_BIND | MS_RDONLY | _QUIET)
+    except OSError:
+        pass
 
 
 def _forbid_nested_namespaces() -> None:

@@ -80,7 +80,8 @@ class Builder:
         if self._store < 0:
             plain = os.open(self._data_dir, os.O_PATH | os.O_CLOEXEC)
             if self._userns < 0:
-                self._store = self._keep(plain)
+                tree = syscalls.open_tree(b"", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH, plain)
+                self._store = self._keep(tree)
             else:
                 try:
                     self._store = self._keep(clone_idmapped(plain, self._userns))
