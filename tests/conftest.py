@@ -352,7 +352,7 @@ def test_area() -> Iterator[Path]:
     mounts = set(_mounts())
     groups = _OwnGroups()
     yield area
-    look = {
+    look: dict[str, Callable[[], list[str]]] = {
         "processes": groups.processes,
         "control groups": groups.groups,
         "mounts": lambda: [mount for mount in _mounts() if mount not in mounts],
