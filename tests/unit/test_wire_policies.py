@@ -208,7 +208,14 @@ def test_what_is_shown_is_in_the_mode_form_with_secrets_left_out() -> None:
             }
         ],
         "forwardRules": [{"domain": "f.com", "forwardURL": "https://p.example/x", "matchDimensions": []}],
-        "responseRules": [{"domain": "r.com", "statusCode": 403, "matchDimensions": ["path"]}],
+        "responseRules": [
+            {
+                "domain": "r.com",
+                "statusCode": 403,
+                "match": {"path": {"exact": "/"}},
+                "matchDimensions": ["path"],
+            }
+        ],
     }
 
 

@@ -8,7 +8,7 @@ back, so it serves clients as a request and the store as a record.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType, field
 
@@ -191,12 +191,14 @@ class InjectionRuleObject(Object, kw_only=True, frozen=True):
 class ForwardRuleObject(Object, kw_only=True, frozen=True):
     domain: str
     forward_url: str = field(name="forwardURL")
+    match: MatchBody | UnsetType = UNSET
     match_dimensions: list[Dimension]
 
 
 class ResponseRuleObject(Object, kw_only=True, frozen=True):
     domain: str
     status_code: int
+    match: MatchBody | UnsetType = UNSET
     match_dimensions: list[Dimension]
 
 
@@ -218,30 +220,22 @@ def shown(policy: NetworkPolicy) -> PolicyObject:
         return PolicyObject(mode=policy.mode)
     injections: list[InjectionRuleObject] = []
     forwards: list[ForwardRuleObject] = []
-    responses: list[ResponseRuleObject] = []
+    answers: list[ResponseRuleObject] = []
     for domain in policy.domains:
         for rule in domain.rules:
-            dimensions = _dimensions(rule.match)
+            common: dict[str, Any] = {
+                "domain": domain.pattern,
+                "match": _shown_match(rule.match),
+                "match_dimensions": _dimensions(rule.match),
+            }
             match rule.action:
                 case Transform(headers=headers):
-                    injections.append(
-                        InjectionRuleObject(
-                            domain=domain.pattern,
-                            header_names=[name for name, _ in headers],
-                            match=_shown_match(rule.match),
-                            match_dimensions=dimensions,
-                        )
-                    )
+                    names = [name for name, _ in headers]
+                    injections.append(InjectionRuleObject(header_names=names, **common))
                 case Forward(url=url):
-                    forwards.append(
-                        ForwardRuleObject(domain=domain.pattern, forward_url=url, match_dimensions=dimensions)
-                    )
+                    forwards.append(ForwardRuleObject(forward_url=url, **common))
                 case Respond(status_code=status_code):
-                    responses.append(
-                        ResponseRuleObject(
-                            domain=domain.pattern, status_code=status_code, match_dimensions=dimensions
-                        )
-                    )
+                    answers.append(ResponseRuleObject(status_code=status_code, **common))
     return PolicyObject(
         mode=policy.mode,
         allowed_domains=[domain.pattern for domain in policy.domains],
@@ -249,7 +243,7 @@ def shown(policy: NetworkPolicy) -> PolicyObject:
         denied_cidrs=list(policy.deny_subnets),
         injection_rules=injections or UNSET,
         forward_rules=forwards or UNSET,
-        response_rules=responses or UNSET,
+        response_rules=answers or UNSET,
     )
 
 
