@@ -179,11 +179,9 @@ class Callers(RuleBasedStateMachine):
         self.now += 1
         self.store.sessions.move("p", name, next_state(seen, cause), expected={seen}, now_ms=self.now)
 
-    # Those that change nothing here need no more than one example.
+    # Only those that change something: the others would fill the sequences with nothing.
     @rule(
-        operation=st.sampled_from(
-            [Operation.STOP, Operation.RESUME, Operation.SNAPSHOT, Operation.DESTROY, Operation.RUN]
-        )
+        operation=st.sampled_from([Operation.STOP, Operation.RESUME, Operation.SNAPSHOT, Operation.DESTROY])
     )
     def decide(self, operation: Operation) -> None:
         now = self.current()
@@ -241,4 +239,4 @@ class Callers(RuleBasedStateMachine):
 
 
 TestCallers = Callers.TestCase
-TestCallers.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestCallers.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
