@@ -8,13 +8,21 @@ namespaces cannot be left again.
 
 from __future__ import annotations
 
+import base64
+import fcntl
+import gzip
+import hashlib
+import io
 import json
 import os
+import shutil
+import stat
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 from sandkeep.errors import SandkeepError, from_json
 from sandkeep.host.images import Image, ImageStore
@@ -34,10 +42,10 @@ class Ran:
     err: str
 
 
-def call(data: str, mode: Mode, method: str, *args: Any, **kwargs: Any) -> Any:
+def call(data: str, mode: Mode, method: str, *args: Any, python: str = sys.executable, **kwargs: Any) -> Any:
     """``ImageStore(data, mode=mode).<method>(…)`` in a worker of that mode; images come back as ``Image``."""
     request = {"do": "call", "data": data, "mode": mode, "method": method, "args": args, "kwargs": kwargs}
-    done = _child(request)
+    done = _child(request, python=python)
     if done.returncode or not done.stdout.strip():
         raise AssertionError(f"worker died: {done.stderr}")
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -69,6 +77,26 @@ def run_in(
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One name in a mounted root filesystem."""
+
+    mode: int
+    uid: int
+    gid: int
+    content: bytes
+    """A file's bytes, a link's target."""
+
+
+def look(rootfs: Rootfs, mode: Mode, session: str) -> dict[str, Entry]:
+    """Every name in the merged view, for images that have no program to ask."""
+    request = {"do": "look", "mode": mode, "rootfs": rootfs.to_json(), "session": session}
+    done = _child(request)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    return {name: Entry(row[0], row[1], row[2], base64.b64decode(row[3])) for name, row in seen.items()}
+
+
 def own_directory(path: str, mode: Mode) -> str:
     """Make ``path`` a directory that the worker of that mode owns and can reach."""
     os.makedirs(path, exist_ok=True)
@@ -83,11 +111,18 @@ def own_directory(path: str, mode: Mode) -> str:
 
 
 def _child(
-    request: dict[str, Any], stdin: str = "", timeout: float = 300
+    request: dict[str, Any], stdin: str = "", timeout: float = 300, python: str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, os.path.abspath(__file__), json.dumps(request)]
+    command = [python, os.path.abspath(__file__), json.dumps(request)]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False, errors="replace"
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
 
 
@@ -97,6 +132,132 @@ def _revived(value: Any) -> Any:
     if isinstance(value, dict) and "slots" in value:
         return Image.from_json(value)
     return value
+
+
+# --- material ---------------------------------------------------------------------------------------------
+
+
+def _skip(reason: str) -> NoReturn:
+    import pytest  # not at the top: the child, which starts often, has no use for it
+
+    pytest.skip(reason)
+
+
+def require_root() -> None:
+    if os.geteuid() != 0:
+        _skip("needs root: it acts as root and as ordinary users in turn")
+
+
+def require_program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        _skip(f"needs the program {name}")
+    return found
+
+
+def debian_rootfs(*packages: str) -> str:
+    """A minimal Debian with python3 and certificates as a tar, built once per machine."""
+    program = require_program("mmdebstrap")
+    wanted = ",".join(sorted({"python3-minimal", "ca-certificates", *packages}))
+    cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "sandkeep-tests")
+    os.makedirs(cache, exist_ok=True)
+    path = f"{cache}/debian-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}.tar"
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(path):
+            command = [program, "--quiet", "--variant=minbase", f"--include={wanted}", "bookworm"]
+            done = subprocess.run([*command, f"{path}.new.tar"], capture_output=True, text=True, check=False)
+            if done.returncode:
+                _skip(f"mmdebstrap cannot build a Debian here: {done.stderr[-300:]}")
+            os.rename(f"{path}.new.tar", path)
+    return path
+
+
+def tar_of(entries: Mapping[str, bytes | tuple[str, str] | None], *, uid: int = 0, gid: int = 0) -> bytes:
+    """An archive: bytes are files, ``None`` directories, ``("sym" or "hard", target)`` links."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, value in entries.items():
+            info = tarfile.TarInfo(name)
+            info.uid, info.gid, info.mtime = uid, gid, 1_700_000_000
+            if value is None:
+                info.type, info.mode = tarfile.DIRTYPE, 0o755
+            elif isinstance(value, tuple):
+                info.type = tarfile.SYMTYPE if value[0] == "sym" else tarfile.LNKTYPE
+                info.linkname = value[1]
+            else:
+                info.size = len(value)
+            archive.addfile(info, io.BytesIO(value) if isinstance(value, bytes) else None)
+    return out.getvalue()
+
+
+def digest(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def zstd(data: bytes) -> bytes:
+    return subprocess.run(
+        [require_program("zstd"), "-qc1"], input=data, capture_output=True, check=True
+    ).stdout
+
+
+@dataclass
+class OciImage:
+    """An image as blobs by digest, written by code that shares nothing with what reads it."""
+
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    diff_ids: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    architecture: str = "amd64"
+
+    def add(self, archive: bytes, compression: str = "gzip") -> OciImage:
+        packed = {
+            "gzip": lambda: gzip.compress(archive, 1, mtime=0),
+            "zstd": lambda: zstd(archive),
+            "": lambda: archive,
+        }[compression]()
+        kind = "application/vnd.oci.image.layer.v1.tar" + (f"+{compression}" if compression else "")
+        self.layers.append(self._put(kind, packed))
+        self.diff_ids.append(digest(archive))
+        return self
+
+    def config_bytes(self) -> bytes:
+        body = {
+            "architecture": self.architecture,
+            "os": "linux",
+            "config": self.config,
+            "rootfs": {"type": "layers", "diff_ids": self.diff_ids},
+        }
+        return json.dumps(body).encode()
+
+    def manifest(self) -> dict[str, Any]:
+        """The manifest's descriptor; manifest and configuration are then among the blobs."""
+        kind = "application/vnd.oci.image.manifest.v1+json"
+        config = self._put("application/vnd.oci.image.config.v1+json", self.config_bytes())
+        body = {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": self.layers}
+        return self._put(kind, json.dumps(body).encode())
+
+    def _put(self, kind: str, data: bytes) -> dict[str, Any]:
+        self.blobs[digest(data)] = data
+        return {"mediaType": kind, "digest": digest(data), "size": len(data)}
+
+
+def write_layout(path: str, images: Mapping[str, OciImage]) -> str:
+    """Images by reference name as an OCI image layout."""
+    os.makedirs(f"{path}/blobs/sha256")
+    entries = []
+    for name, image in images.items():
+        descriptor = image.manifest()
+        entries.append({**descriptor, "annotations": {"org.opencontainers.image.ref.name": name}})
+        for key, data in image.blobs.items():
+            with open(f"{path}/blobs/sha256/{key.removeprefix('sha256:')}", "wb") as out:
+                out.write(data)
+    with open(f"{path}/oci-layout", "w") as text:
+        text.write('{"imageLayoutVersion": "1.0.0"}')
+    with open(f"{path}/index.json", "w") as text:
+        json.dump({"schemaVersion": 2, "manifests": entries}, text)
+    return path
 
 
 # --- in the child ----------------------------------------------------------------------------------------
@@ -192,6 +353,25 @@ def _run(request: dict[str, Any]) -> int:
     os._exit(125)
 
 
+def _look(request: dict[str, Any]) -> int:
+    top = _mount(Rootfs.from_json(request["rootfs"]), request["session"])
+    seen = {}
+    for above, directories, files in os.walk(top):
+        for name in (*directories, *files):
+            path = os.path.join(above, name)
+            info = os.lstat(path)
+            content = b""
+            if stat.S_ISLNK(info.st_mode):
+                content = os.fsencode(os.readlink(path))
+            elif stat.S_ISREG(info.st_mode) and info.st_size < 1 << 20:
+                with open(path, "rb") as source:
+                    content = source.read()
+            row = [info.st_mode, info.st_uid, info.st_gid, base64.b64encode(content).decode()]
+            seen[path.removeprefix(top)] = row
+    print(json.dumps(seen))
+    return 0
+
+
 def _become(user: str, rootfs: Rootfs, mode: Mode) -> None:
     with open("/etc/passwd") as source:
         rows = [line.rstrip("\n").split(":") for line in source]
@@ -219,6 +399,8 @@ def _main() -> int:
     _enter(request["mode"])
     if request["do"] == "run":
         return _run(request)
+    if request["do"] == "look":
+        return _look(request)
     try:
         store = ImageStore(request["data"], mode=request["mode"])
         value = getattr(store, request["method"])(*request["args"], **request["kwargs"])
