@@ -336,10 +336,16 @@ class TarReader:
             if value >= 1 << 63 or (value < 0 and not negative):
                 raise self._error(f"has a {what} out of range")
             return value
-        digits = field.strip(b" \0").partition(b"\0")[0].rstrip(b" ")
-        if digits.translate(None, b"01234567"):
+        digits = field.strip(b" \0").partition(b"\0")[0].rstrip()
+        try:
+            # int() alone would take signs and underscores.
+            if digits.isdigit():
+                return int(digits, 8)
+        except ValueError:
+            pass
+        if digits:
             raise self._error(f"has a {what} that is no number")
-        return int(digits, 8) if digits else 0
+        return 0
 
     def _decimal(self, value: bytes) -> int:
         if not value.isdigit() or len(value) > 18:
@@ -390,10 +396,15 @@ class _Gunzip:
 
 
 class TarWriter:
-    """Writes an archive through ``write(bytes)``: ``add``, the announced ``content``, at last ``close``."""
+    """Writes an archive through ``write(bytes)``: ``add``, the announced ``content``, at last ``close``.
+
+    ``write`` gets pieces of up to half a megabyte and must take all of each.
+    """
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._sink = write
+        self._pending: list[bytes] = []
+        self._pending_size = 0
         self._left = 0
         self._padding = 0
 
@@ -458,8 +469,19 @@ class TarWriter:
         if self._left:
             raise ValueError(f"{self._left} bytes of the last entry are missing")
         self._write(bytes(2 * BLOCK))
+        self._flush()
 
     def _write(self, data: bytes) -> None:
+        """Small pieces go out together."""
+        self._pending.append(data)
+        self._pending_size += len(data)
+        if self._pending_size >= _CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        data = b"".join(self._pending) if len(self._pending) > 1 else self._pending[0]
+        self._pending.clear()
+        self._pending_size = 0
         try:
             self._sink(data)
         except OSError as error:
