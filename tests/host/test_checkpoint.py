@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from sandkeep.errors import PathNotFound, WrongState
-from sandkeep.supervisor import checkpoint
 from sandkeep.supervisor.checkpoint import Report, copy_upper
+from sandkeep.supervisor.copying import open_beneath
 from tests.host.layers_help import listing, mounted, needs_root, run_forked
 
 
@@ -310,7 +310,7 @@ def test_a_tree_deeper_than_any_path_is_copied(tmp_path: Path) -> None:
     copy(upper, tmp_path / "copy")
     root = os.open(tmp_path / "copy", os.O_RDONLY)
     try:
-        bottom = checkpoint.open_beneath(root, b"/".join([name.encode()] * 60))
+        bottom = open_beneath(root, b"/".join([name.encode()] * 60))
         assert os.listdir(bottom) == ["bottom"]
         os.close(bottom)
     finally:

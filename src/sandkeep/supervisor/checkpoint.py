@@ -14,6 +14,9 @@ would fool that and are dealt with:
   somebody has open for writing is flushed before it is copied, which makes its pages clean;
 * tmpfs, which never moves the change time for such stores: there, those files are copied again when frozen.
 
+Where source and destination are in a directory that is a btrfs subvolume of its own, the frozen part is one
+snapshot of that, and the copy is made from the snapshot afterwards.
+
 While a copy is under way the destination directory is flocked, so that recovery leaves it alone.
 """
 
@@ -30,24 +33,25 @@ from typing import Final, NamedTuple
 
 from sandkeep.errors import WrongState, path_error
 from sandkeep.linux import btrfs
-from sandkeep.linux.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, fstatfs_type, openat2, syncfs
+from sandkeep.linux.syscalls import fstatfs_type, syncfs
+from sandkeep.supervisor.copying import (
+    EntryCopier,
+    apply_attributes,
+    link_entry,
+    open_beneath,
+    read_xattrs,
+)
 
 _TMPFS_MAGIC: Final = 0x01021994
-_FICLONE: Final = 0x40049409
-_CLONE_FROM: Final = 1 << 20
-_SMALL: Final = 1 << 16
-_CHUNK: Final = 1 << 26
 _YOUNG_NS: Final = 20_000_000
 """Coarsest change-time granularity (one tick at 100 Hz), doubled."""
 _RUNNING_PASSES: Final = 4
 _SETTLED_BYTES: Final = 16 << 20
-_PATH_STEP: Final = 3000
-"""Longest relative path handed to the kernel at once; a sandbox may nest deeper than PATH_MAX."""
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE, errno.EXDEV)
 _NEVER: Final = (-1, -1, -1)
 
-WORK: Final = b".work"
-"""The work directories of an upper that is a subvolume live inside it; they are no part of a layer."""
+_SNAPSHOT: Final = b"snapshot"
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _Key = tuple[int, int, int]
 
@@ -69,30 +73,31 @@ def copy_upper(
     thaw: Callable[[], None],
     cancelled: Callable[[], bool],
 ) -> Report:
-    """Copy the directory ``source`` to ``dest``, which must not exist or be empty.
+    """Copy the directory ``source`` to ``dest``, which must not exist or be empty. Both are absolute paths.
 
     ``thaw`` is called whenever ``freeze`` was, however this ends. Raises ``WrongState`` once ``cancelled()``
     says so and a ``PathError`` when the copy cannot be made; what is at ``dest`` then is to be thrown away.
     """
     try:
-        source_fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.makedirs(dest, mode=0o700, exist_ok=True)
+        dest_fd = os.open(dest, _DIRECTORY)
         try:
-            if btrfs.is_subvolume(source_fd) and _can_snapshot(dest):
-                return _snapshot(source_fd, dest, freeze=freeze, thaw=thaw)
-            os.makedirs(dest, mode=0o700, exist_ok=True)
-            dest_fd = os.open(dest, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(dest_fd, fcntl.LOCK_EX)
+            common = os.path.commonpath([source, dest])
+            if _can_snapshot(common, os.path.dirname(dest)):
+                return _copy_from_snapshot(common, source, dest, dest_fd, freeze, thaw, cancelled)
+            source_fd = os.open(source, _DIRECTORY)
             try:
-                fcntl.flock(dest_fd, fcntl.LOCK_EX)
-                return _copy_in_passes(_Copier(source_fd, dest_fd, cancelled), freeze=freeze, thaw=thaw)
+                return _copy_in_passes(_Copier(source_fd, dest_fd, cancelled), freeze, thaw)
             finally:
-                os.close(dest_fd)
+                os.close(source_fd)
         finally:
-            os.close(source_fd)
+            os.close(dest_fd)
     except OSError as error:
         raise path_error(error, "checkpoint", error.filename or source) from error
 
 
-def _copy_in_passes(copier: _Copier, *, freeze: Callable[[], None], thaw: Callable[[], None]) -> Report:
+def _copy_in_passes(copier: _Copier, freeze: Callable[[], None], thaw: Callable[[], None]) -> Report:
     passes, before = 0, -1
     while True:
         copied = copier.run(frozen=False)
@@ -112,30 +117,64 @@ def _copy_in_passes(copier: _Copier, *, freeze: Callable[[], None], thaw: Callab
     return Report(copier.files, copier.bytes, passes + 1, pause * 1000)
 
 
-def _can_snapshot(dest: str) -> bool:
-    """A snapshot needs a name that is free, on btrfs too."""
-    parent_fd = os.open(os.path.dirname(dest), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _can_snapshot(directory: str, beside: str) -> bool:
+    """Whether ``directory`` is a subvolume and we may also drop snapshots of it, which takes more rights."""
+    fd = os.open(directory, _DIRECTORY)
+    beside_fd = os.open(beside, _DIRECTORY)
     try:
-        return not os.path.lexists(dest) and btrfs.is_btrfs(parent_fd)
+        if not btrfs.is_subvolume(fd):
+            return False
+        btrfs.create_subvolume(beside_fd, _SNAPSHOT)
+        try:
+            btrfs.destroy_subvolume(beside_fd, _SNAPSHOT)
+        except PermissionError:
+            os.rmdir(_SNAPSHOT, dir_fd=beside_fd)
+            return False
+        return True
+    except PermissionError:
+        return False
     finally:
-        os.close(parent_fd)
+        os.close(fd)
+        os.close(beside_fd)
 
 
-def _snapshot(source_fd: int, dest: str, *, freeze: Callable[[], None], thaw: Callable[[], None]) -> Report:
-    parent, name = os.path.split(os.fsencode(dest))
-    parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _copy_from_snapshot(
+    subvolume: str,
+    source: str,
+    dest: str,
+    dest_fd: int,
+    freeze: Callable[[], None],
+    thaw: Callable[[], None],
+    cancelled: Callable[[], bool],
+) -> Report:
+    """Freeze for one snapshot of the subvolume both are in, then copy at leisure out of it."""
+    subvolume_fd = os.open(subvolume, _DIRECTORY)
+    beside_fd = os.open(os.path.dirname(dest), _DIRECTORY)
     try:
         # Most of a snapshot's time is flushing; what is flushed before the freeze does not prolong it.
-        syncfs(source_fd)
+        syncfs(subvolume_fd)
         started = time.monotonic()
         try:
             freeze()
-            btrfs.snapshot(source_fd, parent_fd, name)
+            btrfs.snapshot(subvolume_fd, beside_fd, _SNAPSHOT)
         finally:
             thaw()
-        return Report(0, 0, 1, (time.monotonic() - started) * 1000)
+        pause = time.monotonic() - started
+        try:
+            inside = os.fsencode(os.path.relpath(source, subvolume))
+            source_fd = open_beneath(beside_fd, _SNAPSHOT + b"/" + inside)
+            try:
+                copier = _Copier(source_fd, dest_fd, cancelled)
+                copier.run(frozen=True)
+                copier.finish()
+            finally:
+                os.close(source_fd)
+        finally:
+            btrfs.destroy_subvolume(beside_fd, _SNAPSHOT)
+        return Report(copier.files, copier.bytes, 1, pause * 1000)
     finally:
-        os.close(parent_fd)
+        os.close(subvolume_fd)
+        os.close(beside_fd)
 
 
 class _Directory:
@@ -153,18 +192,15 @@ class _Copier:
 
     __slots__ = (
         "_attributes",
-        "_can_clone",
         "_cancelled",
+        "_copier",
         "_dest",
         "_frozen",
-        "_gid",
         "_known",
         "_linked",
-        "_noatime",
         "_pass_bytes",
         "_source",
         "_tmpfs",
-        "_uid",
         "_whiteout",
         "bytes",
         "files",
@@ -180,9 +216,7 @@ class _Copier:
         self._linked: dict[int, tuple[bytes, bytes, _Key]] = {}
         self._whiteout: tuple[bytes, bytes] | None = None
         self._tmpfs = fstatfs_type(source_fd) == _TMPFS_MAGIC
-        self._can_clone = True
-        self._noatime = os.O_NOATIME
-        self._uid, self._gid = os.geteuid(), os.getegid()
+        self._copier = EntryCopier()
         self._frozen = False
         self._pass_bytes = 0
         self.files = 0
@@ -245,8 +279,6 @@ class _Copier:
                     continue
                 mode = status.st_mode
                 if stat.S_ISDIR(mode):
-                    if not path and name == WORK:
-                        continue
                     # A directory is known by its inode alone: its contents are compared one by one.
                     key = (status.st_ino, -2, -2)
                     pending.append(prefix + name)
@@ -336,23 +368,19 @@ class _Copier:
         key = self._trusted(status)
         if status.st_nlink > 1 and not stat.S_ISCHR(mode):
             first = self._linked.get(status.st_ino)
-            if first is not None and self._link(first[:2], dest_fd, name):
+            if first is not None and link_entry(self._dest, first[:2], dest_fd, name):
                 # What was linked is the state the first name was copied in, so that is what is known.
                 return first[2]
         if stat.S_ISREG(mode):
             key = self._file(fd, dest_fd, name, reuse=reuse)
-        elif stat.S_ISLNK(mode):
-            os.symlink(_link_target(fd, name), name, dir_fd=dest_fd)
-            self._plain_attributes(fd, dest_fd, name, status)
         elif stat.S_ISCHR(mode) and status.st_rdev == 0:
             # Whiteouts carry nothing but their name; the kernel links them together, and so do we.
-            if self._whiteout is None or not self._link(self._whiteout, dest_fd, name):
+            if self._whiteout is None or not link_entry(self._dest, self._whiteout, dest_fd, name):
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=dest_fd)
                 self._whiteout = (path, name)
             return key
         else:
-            os.mknod(name, stat.S_IFMT(mode) | 0o600, status.st_rdev, dir_fd=dest_fd)
-            self._plain_attributes(fd, dest_fd, name, status)
+            self._copier.other(fd, dest_fd, name, status)
         if status.st_nlink > 1:
             self._linked[status.st_ino] = (path, name, key)
         self.files += 1
@@ -364,126 +392,21 @@ class _Copier:
             return (status.st_ino, -1, status.st_ctime_ns)
         return (status.st_ino, status.st_size, status.st_ctime_ns)
 
-    def _link(self, first: tuple[bytes, bytes], dest_fd: int, name: bytes) -> bool:
-        """Link to a copy made before; ``False`` when that is gone or has as many links as it can have."""
-        directory, existing = first
-        try:
-            first_fd = open_beneath(self._dest, directory)
-        except FileNotFoundError:
-            return False
-        try:
-            os.link(existing, name, src_dir_fd=first_fd, dst_dir_fd=dest_fd, follow_symlinks=False)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.EMLINK):
-                return False
-            raise
-        finally:
-            os.close(first_fd)
-        return True
-
     def _file(self, fd: int, dest_fd: int, name: bytes, *, reuse: bool) -> _Key:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        source, status = self._copier.open_file(fd, name)
         try:
-            source = os.open(name, flags | self._noatime, dir_fd=fd)
-        except PermissionError:
-            self._noatime = 0
-            source = os.open(name, flags, dir_fd=fd)
-        try:
-            status = os.fstat(source)
-            if not stat.S_ISREG(status.st_mode):
-                raise _replaced(name)
             key = self._trusted(status)
             if not self._frozen and status.st_size and _has_writer(source):
                 if self._tmpfs:
                     key = _NEVER
                 else:
                     os.fdatasync(source)
-            create = os.O_WRONLY | os.O_CLOEXEC | (0 if reuse else os.O_CREAT | os.O_EXCL)
-            copy = os.open(name, create, 0o600, dir_fd=dest_fd)
-            try:
-                self._contents(source, copy, status, reuse=reuse)
-                apply_attributes(
-                    copy, status, read_xattrs(source), stale=set(os.listxattr(copy)) if reuse else set()
-                )
-            finally:
-                os.close(copy)
+            self._copier.file(source, status, dest_fd, name, reuse=reuse)
         finally:
             os.close(source)
+        self.bytes += status.st_size
+        self._pass_bytes += status.st_size
         return key
-
-    def _contents(self, source: int, copy: int, status: os.stat_result, *, reuse: bool) -> None:
-        size = status.st_size
-        if size <= _SMALL and not reuse:
-            data = os.read(source, size) if size else b""
-            if data and os.write(copy, data) != len(data):
-                _copy_range(source, copy, 0, size)  # a full disk: this names it
-        elif size > _CLONE_FROM and self._clone(source, copy):
-            os.ftruncate(copy, size)
-        elif status.st_blocks * 512 < size:
-            os.ftruncate(copy, 0)
-            _copy_extents(source, copy, size)
-            os.ftruncate(copy, size)
-        else:
-            _copy_range(source, copy, 0, size)
-            if reuse:
-                os.ftruncate(copy, size)
-        self.bytes += size
-        self._pass_bytes += size
-
-    def _clone(self, source: int, copy: int) -> bool:
-        if not self._can_clone:
-            return False
-        try:
-            fcntl.ioctl(copy, _FICLONE, source)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS):
-                raise
-            self._can_clone = False
-            return False
-        return True
-
-    def _plain_attributes(self, fd: int, dest_fd: int, name: bytes, status: os.stat_result) -> None:
-        """Attributes of what cannot be opened: links, pipes, sockets, devices."""
-        if (status.st_uid, status.st_gid) != (self._uid, self._gid):
-            os.chown(name, status.st_uid, status.st_gid, dir_fd=dest_fd, follow_symlinks=False)
-        here, there = (b"/proc/self/fd/%d/%s" % (where, name) for where in (fd, dest_fd))
-        for attribute in os.listxattr(here, follow_symlinks=False):
-            value = os.getxattr(here, attribute, follow_symlinks=False)
-            os.setxattr(there, attribute, value, follow_symlinks=False)
-        if not stat.S_ISLNK(status.st_mode):
-            os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=dest_fd)
-        os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=dest_fd, follow_symlinks=False)
-
-
-def open_beneath(root: int, path: bytes) -> int:
-    """The directory ``path`` beneath ``root``, following no link, however deep it is."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS
-    fd, owned = root, False
-    try:
-        while len(path) > _PATH_STEP:
-            cut = path.rindex(b"/", 0, _PATH_STEP)
-            step = openat2(fd, path[:cut], flags, resolve=resolve)
-            if owned:
-                os.close(fd)
-            fd, owned, path = step, True, path[cut + 1 :]
-        return openat2(fd, path or b".", flags, resolve=resolve)
-    finally:
-        if owned:
-            os.close(fd)
-
-
-def _replaced(name: bytes) -> OSError:
-    return OSError(errno.ESTALE, "replaced while being copied", os.fsdecode(name))
-
-
-def _link_target(fd: int, name: bytes) -> bytes:
-    try:
-        return os.readlink(name, dir_fd=fd)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            raise _replaced(name) from None
-        raise
 
 
 def _has_writer(fd: int) -> bool:
@@ -499,45 +422,3 @@ def _has_writer(fd: int) -> bool:
         return error.errno == errno.EAGAIN
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
-
-
-def _copy_extents(source: int, copy: int, size: int) -> None:
-    offset = 0
-    while offset < size:
-        try:
-            start = os.lseek(source, offset, os.SEEK_DATA)
-            offset = os.lseek(source, start, os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return
-            raise
-        _copy_range(source, copy, start, min(offset, size))
-
-
-def _copy_range(source: int, copy: int, start: int, end: int) -> None:
-    while start < end:
-        try:
-            done = os.copy_file_range(source, copy, min(end - start, _CHUNK), start, start)
-        except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            os.lseek(copy, start, os.SEEK_SET)
-            done = os.sendfile(copy, source, start, min(end - start, _CHUNK))
-        if not done:
-            return
-        start += done
-
-
-def read_xattrs(fd: int) -> dict[str, bytes]:
-    return {name: os.getxattr(fd, name) for name in os.listxattr(fd)}
-
-
-def apply_attributes(fd: int, status: os.stat_result, xattrs: dict[str, bytes], *, stale: set[str]) -> None:
-    """Owner first, it clears set-id bits and capabilities; times last, everything else moves them."""
-    os.fchown(fd, status.st_uid, status.st_gid)
-    for name in stale - xattrs.keys():
-        os.removexattr(fd, name)
-    for name, value in xattrs.items():
-        os.setxattr(fd, name, value)
-    os.fchmod(fd, stat.S_IMODE(status.st_mode))
-    os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))

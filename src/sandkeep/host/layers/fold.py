@@ -1,7 +1,7 @@
 """Merge several overlay directories into one that shows the same on top of what is below them.
 
 Nothing in the inputs is changed: directories are made anew, everything else is hard-linked. The rules are the
-kernel's own way of looking a name up (its redirects included), followed for the merged directories only:
+kernel's own way of looking a name up, redirects included, followed for the merged directories only:
 
 * the topmost entry of a name wins; a directory goes on merging downwards until a non-directory, a whiteout or
   an opaque directory cuts it off;
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from sandkeep.host.layers.tree import open_directory
 from sandkeep.host.rootfs import Flavour
 from sandkeep.linux import syscalls
-from sandkeep.supervisor.checkpoint import apply_attributes, open_beneath, read_xattrs
+from sandkeep.supervisor.copying import EntryCopier, apply_attributes, link_entry, open_beneath, read_xattrs
 
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -73,6 +73,8 @@ class _Merge:
         self._view = view
         self._opaque = f"{flavour}.overlay.opaque"
         self._redirect = f"{flavour}.overlay.redirect"
+        self._copier = EntryCopier()
+        self._copied: dict[tuple[int, int], tuple[bytes, bytes]] = {}
         # With userxattr the kernel follows no redirects, so none there means anything.
         self._follow = flavour == "trusted"
 
@@ -109,10 +111,30 @@ class _Merge:
                 if stat.S_ISDIR(mode):
                     os.mkdir(name, 0o700, dir_fd=dest)
                     pending.append(self._child(node, name, listings))
-                elif not _is_whiteout(mode, rdev):
-                    os.link(name, name, src_dir_fd=sources[level], dst_dir_fd=dest, follow_symlinks=False)
-                elif below is not None and _exists(name, below):
-                    _link_whiteout(name, sources[level], dest)
+                elif not _is_whiteout(mode, rdev) or (below is not None and _exists(name, below)):
+                    self._entry(node, name, level, sources[level], dest)
+
+    def _entry(self, node: _Node, name: bytes, level: int, source: int, dest: int) -> None:
+        """Link what is not a directory, or copy what has all the links it can have (whiteouts, usually)."""
+        try:
+            os.link(name, name, src_dir_fd=source, dst_dir_fd=dest, follow_symlinks=False)
+            return
+        except OSError as error:
+            if error.errno != errno.EMLINK:
+                raise
+        status = os.stat(name, dir_fd=source, follow_symlinks=False)
+        key = (node.sources[level][0], status.st_ino)
+        if key in self._copied and link_entry(self._dest, self._copied[key], dest, name):
+            return
+        if stat.S_ISREG(status.st_mode):
+            fd, status = self._copier.open_file(source, name)
+            try:
+                self._copier.file(fd, status, dest, name)
+            finally:
+                os.close(fd)
+        else:
+            self._copier.other(source, dest, name, status)
+        self._copied[key] = (node.path, name)
 
     def _child(self, node: _Node, name: bytes, listings: list[dict[bytes, tuple[int, int]]]) -> _Node:
         """The directory ``name`` in ``node``: which inputs it merges, and how it goes on below them."""
@@ -268,16 +290,6 @@ def _listing(fd: int) -> dict[bytes, tuple[int, int]]:
 
 def _is_whiteout(mode: int, rdev: int) -> bool:
     return stat.S_ISCHR(mode) and rdev == 0
-
-
-def _link_whiteout(name: bytes, source: int, dest: int) -> None:
-    try:
-        os.link(name, name, src_dir_fd=source, dst_dir_fd=dest, follow_symlinks=False)
-    except OSError as error:
-        # The kernel makes whiteouts links of one another, so one inode may have all the links it can have.
-        if error.errno != errno.EMLINK:
-            raise
-        os.mknod(name, stat.S_IFCHR, 0, dir_fd=dest)
 
 
 def _exists(name: bytes, dir_fd: int) -> bool:

@@ -31,6 +31,8 @@ class FileLock:
             fcntl.flock(fd, kind)
             yield
         finally:
+            # Not left to the close: a child forked meanwhile shares the descriptor, and with it the lock.
+            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 
@@ -42,6 +44,7 @@ def is_locked(path: str) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
     except BlockingIOError:
         return True
     finally:

@@ -45,11 +45,9 @@ def lost_sessions(sessions: str) -> tuple[str, ...]:
 
 
 def slots_of(upper: str) -> tuple[str, ...]:
-    """The slots in an ``fs`` directory. Names with a dot are ours, such as the work directories on btrfs."""
+    """The slots in an ``fs`` directory."""
     with os.scandir(upper) as entries:
-        return tuple(
-            sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
-        )
+        return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
 
 
 def _over(directory: str) -> bool:

@@ -11,7 +11,7 @@ import os
 import stat
 
 from sandkeep.linux import btrfs
-from sandkeep.supervisor.checkpoint import open_beneath
+from sandkeep.supervisor.copying import open_beneath
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEP = 64
