@@ -8,10 +8,7 @@ import os
 import textwrap
 
 from sandkeep.host.doctor import Report, probe
-
-
-def default_data_dir() -> str:
-    return os.environ.get("SANDKEEP_HOME") or os.path.expanduser("~/.local/share/sandkeep")
+from sandkeep.paths import data_directory
 
 
 def render(report: Report, width: int) -> str:
@@ -41,8 +38,9 @@ def doctor_command(args: list[str]) -> int:
         "Exit status 0 when sessions can run, 1 when they cannot.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--data-dir", default=None, help="where sandboxes live (default: SANDKEEP_HOME)")
     options = parser.parse_args(args)
-    report = probe(default_data_dir())
+    report = probe(data_directory(options.data_dir))
     if options.json:
         print(json.dumps(report.to_json(), indent=2))
     else:
