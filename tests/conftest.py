@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -289,6 +290,37 @@ def _descendants(pid: int) -> list[str]:
     return found
 
 
+def _ended(name: str) -> bool:
+    """Whether a thing named after a run belongs to one that is over: killed before it could clean up."""
+    found = re.fullmatch(r"(?:sandkeep-test-|skrange|skone)(\d+)(?:-\w+)?", name)
+    return found is not None and not os.path.exists(f"/proc/{found[1]}")
+
+
+def _sweep_groups(above: Path) -> None:
+    for stale in above.glob("sandkeep-test-*"):
+        if _ended(stale.name):
+            for group in sorted((path for path in stale.rglob("*") if path.is_dir()), reverse=True):
+                _rmdir(group)
+            _rmdir(stale)
+
+
+def _rmdir(group: Path) -> None:
+    try:
+        group.rmdir()
+    except OSError:
+        pass  # something in it still runs; the next run tries again
+
+
+def _sweep_files_and_users() -> None:
+    for stale in Path(tempfile.gettempdir()).glob("sandkeep-test-*"):
+        if _ended(stale.name) and stale.stat().st_uid == os.geteuid():
+            shutil.rmtree(stale, ignore_errors=True)
+    if IS_ROOT:
+        for entry in pwd.getpwall():
+            if _ended(entry.pw_name):
+                _account_tool("userdel", "--force", entry.pw_name)
+
+
 class _OwnGroups:
     """Control groups holding this run, so that every group and process made by it can be found again."""
 
@@ -299,6 +331,8 @@ class _OwnGroups:
         if IS_ROOT and self.hierarchy.layout in ("hybrid", "v1"):
             self.session = self.hierarchy.create("run")
             self.session.attach(os.getpid())
+            for path in self.session.paths():
+                _sweep_groups(Path(path).parent.parent)
 
     def processes(self) -> list[str]:
         if self.session is None:
@@ -341,7 +375,8 @@ def _private_mounts() -> None:
 def test_area() -> Iterator[Path]:
     """A world-readable directory for the whole run. Its end is where leaks of any kind fail the run."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    area = Path(tempfile.mkdtemp(prefix="sandkeep-test-"))
+    _sweep_files_and_users()
+    area = Path(tempfile.mkdtemp(prefix=f"sandkeep-test-{os.getpid()}-"))
     area.chmod(0o755)
     temporary = area / "tmp"
     temporary.mkdir(mode=0o1777)
