@@ -675,3 +675,56 @@ def test_a_single_id_session_switches_nothing(tmp_path: Path) -> None:
         assert files.stat("/a", USER).uid == 0
     finally:
         os.close(root)
+
+
+def test_everything_works_rootless_on_an_overlay_with_user_attributes() -> None:
+    """An ordinary uid, alone in its user namespace, on an overlay it mounted itself."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write, _rootless_report().encode())
+        except BaseException as error:
+            os.write(write, f"failed: {error!r}".encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        report = pipe.read().decode()
+    os.waitpid(pid, 0)
+    if report.startswith("skip: "):
+        pytest.skip(report.removeprefix("skip: "))
+    assert report == "ok"
+
+
+def _rootless_report() -> str:
+    os.setgroups([])
+    os.setresgid(54321, 54321, 54321)
+    os.setresuid(54321, 54321, 54321)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text("0 54321 1")
+        Path("/proc/self/gid_map").write_text("0 54321 1")
+        syscalls.mount("tmpfs", "/mnt", "tmpfs", 0, "size=8m,mode=0755")
+        for name in ("lower/d/sub", "upper", "work", "root"):
+            os.makedirs(f"/mnt/{name}")
+        Path("/mnt/lower/d/f").write_bytes(b"from below")
+        options = "lowerdir=/mnt/lower,upperdir=/mnt/upper,workdir=/mnt/work,userxattr"
+        syscalls.mount("overlay", "/mnt/root", "overlay", 0, options)
+    except OSError as error:
+        return f"skip: no rootless overlay here: {error}"
+    files = SessionFiles(os.open("/mnt/root", os.O_PATH), single=True)
+    files.write("/d/f", source_of(b"replaced"), USER)
+    files.write("/new/g", source_of(b"new"), USER, parents=True, mode=0o600)
+    files.write("/new/g", source_of(b"again"), ROOT, exclusive=False)
+    files.chmod("/new/g", 0o755, USER)
+    files.symlink("/d/f", "/new/l", USER)
+    files.mkdir("/new/h", USER)
+    files.rename("/new/g", "/d/g", USER)
+    assert Path("/mnt/root/d/f").read_bytes() == b"replaced"
+    assert Path("/mnt/root/d/g").read_bytes() == b"again"
+    assert files.stat("/d/g", USER)[3:6] == (0o755, 0, 0)
+    files.remove("/d", USER, recursive=True)
+    assert [entry.name for entry in files.listdir("/", USER)] == ["new"]
+    return "ok"

@@ -176,23 +176,19 @@ NUMBERS: Final[dict[str, dict[str, int]]] = {
 
 DENIED: Final = (
     # keys, tracing and kernel code
-    *("add_key", "keyctl", "request_key", "bpf", "perf_event_open", "init_module", "finit_module"),
-    *("delete_module",),
-    *("kexec_load", "kexec_file_load", "io_uring_setup", "io_uring_enter", "io_uring_register"),
-    *("userfaultfd", "lookup_dcookie"),
-    # mounts, namespaces and handles that bypass path lookup
+    *("add_key", "keyctl", "request_key", "bpf", "perf_event_open", "userfaultfd", "lookup_dcookie"),
+    *("init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load"),
+    *("io_uring_setup", "io_uring_enter", "io_uring_register"),
+    # mounts, namespaces, and handles that bypass path lookup
     *("mount", "umount2", "pivot_root", "mount_setattr", "move_mount", "open_tree", "open_tree_attr"),
-    *("fsopen", "fsconfig", "fsmount"),
-    *("fspick", "statmount", "listmount", "setns", "unshare", "name_to_handle_at", "open_by_handle_at"),
-    *("fanotify_init",),
-    # other processes' memory and descriptors, and page placement
-    *("kcmp", "pidfd_getfd", "process_madvise", "process_vm_readv", "process_vm_writev", "mbind"),
-    *("migrate_pages", "move_pages"),
-    *("set_mempolicy", "set_mempolicy_home_node"),
+    *("fsopen", "fsconfig", "fsmount", "fspick", "statmount", "listmount", "setns", "unshare"),
+    *("name_to_handle_at", "open_by_handle_at", "fanotify_init"),
+    # other processes' memory and descriptors, and the placement of pages
+    *("kcmp", "pidfd_getfd", "process_madvise", "process_vm_readv", "process_vm_writev"),
+    *("mbind", "migrate_pages", "move_pages", "set_mempolicy", "set_mempolicy_home_node"),
     # the machine: clock, power, swap, quota, ports, accounting, log, consoles
-    *("clock_adjtime", "clock_settime", "settimeofday", "reboot", "swapon", "swapoff", "quotactl"),
-    *("quotactl_fd", "ioperm", "iopl"),
-    *("acct", "syslog", "vhangup", "uselib"),
+    *("clock_adjtime", "clock_settime", "settimeofday", "reboot", "swapon", "swapoff"),
+    *("quotactl", "quotactl_fd", "ioperm", "iopl", "acct", "syslog", "vhangup", "uselib"),
 )
 
 FAKED: Final = (
