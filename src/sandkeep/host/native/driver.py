@@ -32,6 +32,8 @@ Mode = Literal["root", "subuid", "single"]
 
 _START_SECONDS: Final = 30.0
 _SUBORDINATE: Final = 65_535
+_LAST_BREATH_SECONDS: Final = 0.02
+"""A dying process closes its descriptors one by one; wait this long before concluding from the others."""
 
 
 def choose_mode() -> Mode:
@@ -89,11 +91,23 @@ class NativeDriver:
     async def start(self) -> None:
         """Start the zygote, or do nothing if it runs. Called again by itself should the zygote have died."""
         async with self._starting:
-            if self._zygote is not None and self._zygote.poll() is None:
+            if self._zygote_listens():
                 return
-            os.makedirs(f"{self.data_dir}/sessions", mode=0o700, exist_ok=True)
+            for name in ("sessions", "empty"):
+                os.makedirs(f"{self.data_dir}/{name}", mode=0o755, exist_ok=True)
             os.chmod(self.data_dir, 0o700)
             await asyncio.get_running_loop().run_in_executor(None, self._launch)
+
+    def _zygote_listens(self) -> bool:
+        # Asked of the socket: a killed process can take a moment before there is a status to wait for.
+        try:
+            return self._socket is not None and bool(
+                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            )
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def _launch(self) -> None:
         self._close_zygote()
@@ -194,13 +208,13 @@ class NativeDriver:
         except FileExistsError:
             raise WrongState(f"session {spec.session} exists", session=spec.session) from None
         replace_json(f"{directory}/spec.json", spec.to_json())
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours:
-            ours.setblocking(False)
-            with theirs:
-                assert self._socket is not None
-                sockets.send(self._socket, json.dumps({"session": spec.session}).encode(), [theirs.fileno()])
-            data = await asyncio.get_running_loop().sock_recv(ours, 1 << 20)
+        data = await self._ask_zygote(spec.session)
+        if not data:
+            await asyncio.sleep(_LAST_BREATH_SECONDS)
+            if not self._zygote_listens():
+                # It died with the request in hand, so nobody else is starting this session.
+                await self.start()
+                data = await self._ask_zygote(spec.session)
         answer = json.loads(data) if data else {"error": {"code": "internal_error", "message": "no answer"}}
         if "error" in answer:
             # Nothing ran, so nothing in there belongs to anybody but us.
@@ -208,6 +222,22 @@ class NativeDriver:
             raise from_json(answer["error"])
         state: dict[str, Any] = answer["state"]
         return state
+
+    async def _ask_zygote(self, session: str) -> bytes:
+        """Have a session started; what its supervisor says about that, or nothing if there is none."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            ours.setblocking(False)
+            with theirs:
+                assert self._socket is not None
+                try:
+                    sockets.send(self._socket, json.dumps({"session": session}).encode(), [theirs.fileno()])
+                except (BrokenPipeError, ConnectionResetError):
+                    return b""
+            try:
+                return await asyncio.get_running_loop().sock_recv(ours, 1 << 20)
+            except ConnectionResetError:
+                return b""
 
     def control(self, ref: SessionRef) -> control.Control:
         """The connection to a session's supervisor; made when first needed, shared afterwards."""
