@@ -117,6 +117,13 @@ class Box:
     def stop(self, **options: Any) -> dict[str, Any]:
         return self.lab.do(self.lab.driver.stop(self.ref, reason="test", **options))
 
+    def remove(self) -> None:
+        """Stop the session, if it runs, and leave nothing of it."""
+        self.stop()
+        self.lab.do(self.lab.driver.forget(self.ref))
+        self.lab.call("session.remove", session=self.ref.session)
+        self.lab.boxes.remove(self)
+
     def publish(self, layer: str, *, parent: str | None = None) -> dict[str, Any]:
         """Make the stopped session's files a layer."""
         return self.lab.call(
