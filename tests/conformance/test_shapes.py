@@ -1,0 +1,56 @@
+"""Real clients accept the shapes the wire package makes, and their requests are understood."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conformance.clients import Client
+from tests.conformance.expectations import SHARED
+from tests.conformance.stub import Stub, stub
+
+SHAPES = [
+    "create_default",
+    "create_image",
+    "create_configured",
+    "duplicate_name",
+    "invalid_create",
+    "get_missing",
+    "update",
+    "extend_by_update",
+    "missing_executable",
+    "network_policy",
+    "routes",
+]
+
+
+@pytest.fixture
+def shapes() -> Iterator[Stub]:
+    with stub() as found:
+        yield found
+
+
+@pytest.mark.parametrize("surface", ["async", "sync"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_python(python_client: Client, shapes: Stub, surface: str, name: str) -> None:
+    assert python_client.run(surface, name, server=shapes).observed == SHARED[name]
+    assert not shapes.boxes, "the driver leaves nothing behind"
+    assert all(query["teamId"] == shapes.team for _, _, query in shapes.requests)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_node(node_client: Client, shapes: Stub, name: str) -> None:
+    assert node_client.run(name, server=shapes).observed == SHARED[name]
+    assert not shapes.boxes, "the driver leaves nothing behind"
+
+
+def test_cli(cli_client: Client, shapes: Stub) -> None:
+    created = cli_client.run("create", "--name", "cli", "--timeout", "10m", server=shapes)
+    assert created.status == 0, created.stderr
+    assert shapes.boxes["cli"].spec.interactive
+    ran = cli_client.run("exec", "cli", "--", "echo", "héllo", server=shapes)
+    assert (ran.status, ran.stdout, ran.stderr) == (3, "héllo\n", "$ echo héllo\nhéllo\n")
+    removed = cli_client.run("rm", "cli", server=shapes)
+    assert removed.status == 0, removed.stderr
+    assert not shapes.boxes
