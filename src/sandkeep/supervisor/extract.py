@@ -100,7 +100,7 @@ class _Extraction:
                 self._make_directory(entry, parent, last, name)
             elif entry.kind == "symlink":
                 self._link(parent, last, lambda new: os.symlink(entry.link, new, dir_fd=parent))
-                self._owner_at(entry, parent, last)
+                self._own_symlink(entry, parent, last)
             elif entry.kind == "hardlink":
                 self._hardlink(entry, parent, last)
             else:
@@ -212,10 +212,13 @@ class _Extraction:
             # Renaming one name of a file over another name of it leaves both.
             _unlink_if_there(parent, temporary)
 
-    def _owner_at(self, entry: Entry, parent: int, name: bytes) -> None:
-        if self._owner:
-            uid, gid = self._ids(entry)
-            os.chown(name, uid, gid, dir_fd=parent, follow_symlinks=False)
+    def _own_symlink(self, entry: Entry, parent: int, name: bytes) -> None:
+        if not self._owner:
+            return
+        with Fd(os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=parent)) as fd:
+            # It may have been swapped for another name of somebody's file.
+            if stat.S_ISLNK(os.fstat(fd).st_mode):
+                os.chown(proc_path(fd), *self._ids(entry))
 
     def _ids(self, entry: Entry) -> tuple[int, int]:
         if entry.uid >= SESSION_IDS or entry.gid >= SESSION_IDS:

@@ -139,8 +139,8 @@ class SessionFiles:
         length: int | None = None,
     ) -> Opened:
         """Open a regular file for reading, for ``sendfile`` or ``read`` from where it is positioned."""
-        if offset < 0 or (length is not None and length < 0):
-            raise InvalidRequest("a range starts and ends at or after 0", field="offset")
+        if not 0 <= offset < 1 << 63 or (length is not None and length < 0):
+            raise InvalidRequest(f"no file has {length} bytes from {offset}", field="offset")
         with self._operation("read", path, identity):
             fd = self.tree.open(absolute(path, cwd), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
             try:
@@ -186,6 +186,7 @@ class SessionFiles:
 
         Errors carry ``bytes_written``; what was written of an unfinished file is gone, except in place.
         """
+        _check_mode(mode)
         with self._operation("write", path, identity) as operation:
             parent, name = self.tree.entry(absolute(path, cwd), follow=not exclusive, parents=parents)
             with Fd(parent):
@@ -231,6 +232,7 @@ class SessionFiles:
         parents: bool = False,
     ) -> None:
         """Make a directory; with ``parents`` also missing ones above it, and one that exists is fine."""
+        _check_mode(mode)
         with self._operation("mkdir", path, identity):
             whole = absolute(path, cwd)
             if parents and self.tree.exists(whole, os.O_DIRECTORY):
@@ -296,6 +298,7 @@ class SessionFiles:
                 raise
 
     def chmod(self, path: Path, mode: int, identity: Identity, *, cwd: Path = "/") -> None:
+        _check_mode(mode)
         with (
             self._operation("chmod", path, identity),
             Fd(self.tree.open(absolute(path, cwd), os.O_PATH)) as fd,
@@ -433,10 +436,18 @@ class _Operation:
             error.details.update(self.facts)
         elif isinstance(error, OSError):
             typed = path_error(error, self._name, self._path)
+            if error.errno == errno.ENXIO:
+                # What opening a socket, or a FIFO nobody reads, is answered with.
+                typed = NotRegularFile(typed.message, **typed.details)
             typed.details.update(self.facts)
             if isinstance(error, KernelFileSystem):
                 typed.hint = "Files of /proc, /sys and the like can be used by processes in the sandbox only."
             raise typed from error
+
+
+def _check_mode(mode: int | None) -> None:
+    if mode is not None and not 0 <= mode <= 0o7777:
+        raise InvalidRequest(f"no permissions: {mode:#o}", field="mode")
 
 
 def _keep_owner(fd: int, existing: os.stat_result) -> None:

@@ -9,6 +9,7 @@ do not exist. Nothing of the host's own accounts is ever consulted.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import NamedTuple
@@ -22,6 +23,9 @@ SESSION_IDS = 65536
 # What root inside may do to files: chown, dac_override, fowner, fsetid, setfcap. Nothing else of what the
 # supervisor holds (reserved blocks, quotas, trusted attributes) may stand behind an operation of the sandbox.
 _ROOT_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 31
+
+_QUERY = 0xFFFFFFFF
+"""No id: setting it changes nothing and returns the current one."""
 
 
 class Identity(NamedTuple):
@@ -190,18 +194,16 @@ class ActingAs:
         identity, base = self._identity, self._base
         self._capabilities = effective, permitted, inheritable = syscalls.capget()
         self._groups = os.getgroups()
-        self._uid = syscalls.setfsuid(0xFFFFFFFF)
-        self._gid = syscalls.setfsgid(0xFFFFFFFF)
+        syscalls.setgroups_thread([base + gid for gid in identity.groups])
+        self._gid = syscalls.setfsgid(base + identity.gid)
+        self._uid = syscalls.setfsuid(base + identity.uid)
         try:
-            syscalls.setgroups_thread([base + gid for gid in identity.groups])
-            syscalls.setfsgid(base + identity.gid)
-            syscalls.setfsuid(base + identity.uid)
             # These two report no failure, and going on without them would be acting as the supervisor.
             if (
-                syscalls.setfsuid(0xFFFFFFFF) != base + identity.uid
-                or syscalls.setfsgid(0xFFFFFFFF) != base + identity.gid
+                syscalls.setfsuid(_QUERY) != base + identity.uid
+                or syscalls.setfsgid(_QUERY) != base + identity.gid
             ):
-                raise PermissionError(1, f"setfsuid: cannot act as {base + identity.uid}")
+                raise PermissionError(errno.EPERM, f"setfsuid: cannot act as {base + identity.uid}")
             keep = effective & _ROOT_CAPABILITIES if identity.uid == 0 else 0
             syscalls.capset(keep, permitted, inheritable)
         except BaseException:
