@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import os
+import random
 import signal
 import subprocess
 import tarfile
@@ -289,6 +290,46 @@ def test_extraction_beside_a_swapping_process_stays_inside(session: Session, tmp
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     assert os.listdir(outside) == []
+
+
+def test_damaged_archives_raise_nothing_but_archive_errors(tmp_path: Path) -> None:
+    """Random changes to a good archive, with header checksums made right again."""
+    good = packed(
+        directory("d", mtime=5),
+        file("d/f", b"content", pax_headers={"SCHILY.xattr.user.k": "v", "mtime": "1.5"}),
+        symlink("d/l", "f"),
+        hardlink("d/h", "d/f"),
+        file("x" * 120, b"long"),
+    )[:8192]
+    rng = random.Random(20)
+    syscalls.mount("tmpfs", os.fspath(tmp_path), "tmpfs", 0, "size=8m")
+    root = os.open(tmp_path, os.O_PATH)
+    stopped = 0
+    try:
+        for attempt in range(400):
+            data = bytearray(good)
+            for _ in range(rng.randint(1, 6)):
+                data[rng.randrange(len(data))] = rng.choice([0, 47, 46, 48, 55, 128, 255, rng.randrange(256)])
+            for start in range(0, len(data), 512):
+                block = data[start : start + 512]
+                if block[257:262] == b"ustar":
+                    block[148:156] = b"        "
+                    data[start + 148 : start + 156] = b"%06o\0 " % sum(block)
+            try:
+                extract(
+                    SessionFiles(root),
+                    TarReader(io.BytesIO(data).read),
+                    f"/{attempt % 3}",
+                    ROOT,
+                    keep_owner=True,
+                )
+            except errors.ArchiveError:
+                stopped += 1
+        assert 40 < stopped < 400
+        assert set(os.listdir(tmp_path)) <= {"0", "1", "2"}
+    finally:
+        os.close(root)
+        syscalls.umount2(os.fspath(tmp_path), syscalls.MNT_DETACH)
 
 
 def test_a_full_disk_stops_the_extraction(tmp_path: Path) -> None:

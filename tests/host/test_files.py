@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sandkeep import errors
 from sandkeep.linux import syscalls
@@ -141,6 +144,26 @@ def test_hostile_account_files_name_nobody(session: Session, content: bytes) -> 
         accounts.resolve("evil")
     assert accounts.resolve("root").uid == 0
     assert accounts.resolve(1000).groups == (1000,)
+
+
+@given(st.binary(max_size=400), st.binary(max_size=400))
+@settings(max_examples=60)
+def test_account_files_of_random_bytes_raise_nothing_unexpected(passwd: bytes, group: bytes) -> None:
+    place = Path("/dev/shm") / f"sandkeep-test-accounts-{os.getpid()}"
+    (place / "etc").mkdir(parents=True, exist_ok=True)
+    try:
+        (place / "etc/passwd").write_bytes(passwd + b"\nuser:x:1000:1000::/home/user:/bin/sh\n")
+        (place / "etc/group").write_bytes(group + b"\nshared:x:2000:user\n")
+        fd = os.open(place, os.O_PATH)
+        try:
+            found = Accounts(fd).resolve("user")
+        finally:
+            os.close(fd)
+        assert found.home.startswith("/")
+        assert set(found.groups) >= {found.gid, 2000}
+        assert all(0 <= number < 65536 for number in (found.uid, *found.groups))
+    finally:
+        shutil.rmtree(place)
 
 
 def test_account_files_that_are_no_files_are_not_waited_for(session: Session) -> None:

@@ -331,6 +331,7 @@ END = bytes(1024)
         (pax(b"-9 path=a\n") + header(), "malformed"),
         (pax(b"7 =abc\n") + header(), "malformed"),
         (pax(b"path=abc\n") + header(), "malformed"),
+        (pax(b"26 SCHILY.xattr.user.\0k=v\n") + header(), "malformed"),
         (pax(b"12 path=a\0b\n") + header() + END, "no usable name"),
         (pax(b"11 size=-1\n") + header() + END, "out of range"),
         (pax(b"33 mtime=99999999999999999999999\n") + header() + END, "out of range"),

@@ -317,7 +317,7 @@ class TarReader:
                 raise self._error("a malformed extension header")
             end = position + int(digits)
             key, equals, value = data[space + 1 : end - 1].partition(b"=")
-            if end <= space + 1 or end > len(data) or data[end - 1 : end] != b"\n" or not (key and equals):
+            if end <= space + 1 or data[end - 1 : end] != b"\n" or not (key and equals) or b"\0" in key:
                 raise self._error("a malformed extension header")
             if value or key.startswith(_XATTR):
                 records[key] = value
