@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from sandkeep.errors import PathNotFound, WrongState
+from sandkeep.errors import LimitReached, PathNotFound, WrongState
+from sandkeep.host.layers.tree import remove_tree
 from sandkeep.supervisor.checkpoint import Report, copy_upper
 from sandkeep.supervisor.copying import open_beneath
 from tests.host.layers_help import listing, mounted, needs_root, run_forked
@@ -315,4 +316,12 @@ def test_a_tree_deeper_than_any_path_is_copied(tmp_path: Path) -> None:
         os.close(bottom)
     finally:
         os.close(root)
-    subprocess.run(["rm", "-r", str(upper), str(tmp_path / "copy")], check=True)
+    for _ in range(30):
+        os.rename(upper, tmp_path / "inner")
+        upper.mkdir()
+        os.rename(tmp_path / "inner", upper / name)
+    with pytest.raises(LimitReached) as caught:
+        copy(upper, tmp_path / "refused")
+    assert caught.value.limit == "path_bytes"
+    for tree in ("upper", "copy", "refused"):
+        remove_tree(str(tmp_path / tree))

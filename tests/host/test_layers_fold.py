@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,13 +18,14 @@ import pytest
 from sandkeep.errors import InvalidRequest, LayerError
 from sandkeep.host.layers import LayerStore
 from sandkeep.host.layers import store as store_module
+from sandkeep.host.layers.tree import remove_tree
 from sandkeep.host.rootfs import Lower, Rootfs, Slot
 from tests.host.layers_help import Fixture, locked, mounted, needs_root, run_forked
 
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """Many small files: in memory, like the rest of the machine's scratch."""
+    """Many small files: kept in memory."""
     directory = Path(tempfile.mkdtemp(prefix="sandkeep-fold-", dir="/dev/shm"))
     yield directory
     shutil.rmtree(directory)
@@ -413,3 +415,32 @@ def test_a_fold_of_too_little_is_refused(fixture: Fixture, store: LayerStore) ->
         store.fold("g1", rootfs=fixture.rootfs, count=1)
     with pytest.raises(LayerError):
         store.fold("lost", rootfs=fixture.rootfs)
+
+
+@needs_root
+def test_more_whiteouts_than_an_inode_can_have_names_still_fold(tmp_path: Path) -> None:
+    """The kernel links whiteouts together up to the file system's limit; a fold cannot add to those."""
+    probe = tmp_path / "probe"
+    probe.touch()
+    limit = os.pathconf(probe, "PC_LINK_MAX")
+    if not 1000 <= limit <= 1 << 17:
+        pytest.skip(
+            f"the file system under {tmp_path} allows {limit} links: too many, or no such limit, to try"
+        )
+    data = Fixture(tmp_path / "data")
+    store = LayerStore(str(data.data), flavour="trusted")
+    (data.image / "hidden").touch()
+    upper = data.session("s1") / "fs/root"
+    os.mknod(upper / "hidden", stat.S_IFCHR, 0)
+    spare = tmp_path / "spare"
+    spare.mkdir()
+    for number in range(limit - 1):
+        os.link(upper / "hidden", spare / str(number))
+    store.publish("s1", layer="g1", parent=None, image="base")
+    data.session("s2", "g1")
+    store.publish("s2", layer="g2", parent="g1", image="base")
+    folded = store.fold("g2", rootfs=data.rootfs)
+    kept = os.lstat(data.data / "layers/g2" / folded.directory / "root/hidden")
+    assert stat.S_ISCHR(kept.st_mode)
+    assert kept.st_nlink == 1
+    remove_tree(str(spare))

@@ -37,6 +37,7 @@ from sandkeep.linux.syscalls import fstatfs_type, syncfs
 from sandkeep.supervisor.copying import (
     EntryCopier,
     apply_attributes,
+    check_depth,
     link_entry,
     open_beneath,
     read_xattrs,
@@ -76,7 +77,8 @@ def copy_upper(
     """Copy the directory ``source`` to ``dest``, which must not exist or be empty. Both are absolute paths.
 
     ``thaw`` is called whenever ``freeze`` was, however this ends. Raises ``WrongState`` once ``cancelled()``
-    says so and a ``PathError`` when the copy cannot be made; what is at ``dest`` then is to be thrown away.
+    says so, ``LimitReached`` when directories are nested absurdly deep, and a ``PathError`` when the copy
+    cannot be made; what is at ``dest`` then is to be thrown away.
     """
     try:
         os.makedirs(dest, mode=0o700, exist_ok=True)
@@ -234,6 +236,7 @@ class _Copier:
             if self._cancelled():
                 raise WrongState("the checkpoint was cancelled")
             path = pending.pop()
+            check_depth(path)
             try:
                 fd = open_beneath(self._source, path)
             except OSError as error:

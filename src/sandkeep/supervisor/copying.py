@@ -12,6 +12,7 @@ import os
 import stat
 from typing import Final
 
+from sandkeep.errors import LimitReached
 from sandkeep.linux.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, openat2
 
 _FICLONE: Final = 0x40049409
@@ -21,6 +22,17 @@ _SMALL: Final = 1 << 16
 _CHUNK: Final = 1 << 26
 _PATH_STEP: Final = 3000
 """Longest relative path handed to the kernel at once; a sandbox may nest deeper than PATH_MAX."""
+_PATH_LIMIT: Final = 1 << 14
+
+
+def check_depth(path: bytes) -> None:
+    """Refuse a tree nested so deep that remembering its paths would take memory without bound."""
+    if len(path) > _PATH_LIMIT:
+        raise LimitReached(
+            f"a directory is nested deeper than {_PATH_LIMIT} bytes of path",
+            limit="path_bytes",
+            value=_PATH_LIMIT,
+        )
 
 
 class EntryCopier:

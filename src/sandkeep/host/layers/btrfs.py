@@ -1,6 +1,6 @@
 """A data directory that can be snapshotted: where it is on btrfs, it is made a subvolume.
 
-Everything in it stays in that one subvolume, on purpose. With a subvolume for each upper a checkpoint would be
+Everything in it stays in that one subvolume, on purpose. With one for each upper, a checkpoint would be
 one snapshot and nothing else, but inode numbers repeat between subvolumes while an overlay shows all its
 layers under one device number: unrelated files would pass for hard links of each other, and tools that
 believe it (``tar``, ``cp -a``, ``cmp``) lose data. So a checkpoint snapshots the whole data directory for the

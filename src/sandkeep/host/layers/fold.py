@@ -22,7 +22,14 @@ from typing import NamedTuple
 from sandkeep.host.layers.tree import open_directory
 from sandkeep.host.rootfs import Flavour
 from sandkeep.linux import syscalls
-from sandkeep.supervisor.copying import EntryCopier, apply_attributes, link_entry, open_beneath, read_xattrs
+from sandkeep.supervisor.copying import (
+    EntryCopier,
+    apply_attributes,
+    check_depth,
+    link_entry,
+    open_beneath,
+    read_xattrs,
+)
 
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -84,6 +91,7 @@ class _Merge:
         made: list[_Node] = []
         while pending:
             node = pending.pop()
+            check_depth(node.path)
             made.append(node)
             self._directory(node, pending)
         # Every entry made in a directory moves its times, so attributes come last, children first.
