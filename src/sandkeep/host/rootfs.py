@@ -30,7 +30,10 @@ class Slot:
     name: str
     target: str
     lowers: tuple[Lower, ...]
-    """Topmost first."""
+    """Topmost first. None for a drive nobody has written to."""
+    drive: bool = False
+    """Its place inside is made when missing, and a new upper belongs to the default user."""
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,13 @@ class Rootfs:
             "image": self.image,
             "flavour": self.flavour,
             "slots": [
-                {"name": s.name, "target": s.target, "lowers": [[low.path, low.store] for low in s.lowers]}
+                {
+                    "name": s.name,
+                    "target": s.target,
+                    "lowers": [[low.path, low.store] for low in s.lowers],
+                    "drive": s.drive,
+                    "read_only": s.read_only,
+                }
                 for s in self.slots
             ],
             "binds": [[b.source, b.target, b.read_only] for b in self.binds],
@@ -86,7 +95,13 @@ class Rootfs:
             image=body["image"],
             flavour=body["flavour"],
             slots=tuple(
-                Slot(s["name"], s["target"], tuple(Lower(path, store) for path, store in s["lowers"]))
+                Slot(
+                    s["name"],
+                    s["target"],
+                    tuple(Lower(path, store) for path, store in s["lowers"]),
+                    s["drive"],
+                    s["read_only"],
+                )
                 for s in body["slots"]
             ),
             binds=tuple(Bind(*bind) for bind in body["binds"]),

@@ -20,6 +20,7 @@ from sandkeep.errors import InternalError, InvalidRequest, SandkeepError, path_e
 from sandkeep.host.images.store import ImageStore
 from sandkeep.host.layers.store import LayerStore
 from sandkeep.host.layers.tree import remove_tree
+from sandkeep.host.rootfs import Flavour, Rootfs, Slot
 from sandkeep.supervisor import protocol
 
 _THREADS: Final = 8
@@ -31,7 +32,8 @@ class Worker:
     def __init__(self, data_dir: str, mode: Any) -> None:
         self._data_dir = data_dir
         self._images = ImageStore(data_dir, mode=mode)
-        self._layers = LayerStore(data_dir, flavour="trusted" if mode == "root" else "user")
+        self._flavour: Flavour = "trusted" if mode == "root" else "user"
+        self._layers = LayerStore(data_dir, flavour=self._flavour)
 
     # --- root filesystems --------------------------------------------------------------------------------
 
@@ -74,6 +76,33 @@ class Worker:
     def publish(self, report: Report, **arguments: Any) -> dict[str, Any]:
         return _plain(self._layers.publish(arguments.pop("session"), **arguments))
 
+    def publish_slot(
+        self, report: Report, *, session: str, slot: str, parent: str | None, **arguments: Any
+    ) -> dict[str, Any]:
+        """Make one slot of an ended session a layer of its own: how a drive's content is kept.
+
+        The slot is first moved to a session directory of its own, so that the rest of the session can become
+        a layer without it; from there everything is as for a session, repeatable at every step.
+        """
+        apart = f"{session}-{slot}"
+        source = f"{self._data_dir}/sessions/{session}/fs/{slot}"
+        target = f"{self._data_dir}/sessions/{apart}/fs"
+        if os.path.isdir(source):
+            if not os.listdir(source) and parent is not None:
+                os.rmdir(source)
+                return {"published": False}
+            os.makedirs(target, mode=0o700, exist_ok=True)
+            os.rename(source, f"{target}/root")
+        layer = self._layers.publish(apart, parent=parent, **arguments)
+        remove_tree(f"{self._data_dir}/sessions/{apart}")
+        return {"published": True, "layer": _plain(layer)}
+
+    def directories(self, report: Report, *, layer: str) -> dict[str, Any]:
+        """Where a drive's content is, topmost first."""
+        drive = Rootfs("drive", self._flavour, (Slot("root", "/", ()),))
+        (slot,) = self._layers.compose(drive, layer).slots
+        return {"directories": [lower.path for lower in slot.lowers]}
+
     def copy_directory(self, report: Report, *, layer: str) -> dict[str, Any]:
         return {"directory": self._layers.copy_directory(layer)}
 
@@ -90,6 +119,10 @@ class Worker:
     def release(self, report: Report, *, layer: str, holder: str) -> dict[str, Any]:
         self._layers.release(layer, holder)
         return {}
+
+    def holders(self, report: Report) -> dict[str, Any]:
+        """Who refers to each layer."""
+        return {"layers": {layer.id: list(self._layers.holders(layer.id)) for layer in self._layers.list()}}
 
     def collect(self, report: Report) -> dict[str, Any]:
         return {"deleted": list(self._layers.collect())}
@@ -125,11 +158,14 @@ OPERATIONS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "image.import": Worker.import_image,
     "rootfs": Worker.rootfs,
     "layer.publish": Worker.publish,
+    "layer.publish-slot": Worker.publish_slot,
+    "layer.directories": Worker.directories,
     "layer.copy-directory": Worker.copy_directory,
     "layer.adopt": Worker.adopt,
     "layer.list": Worker.list_layers,
     "layer.hold": Worker.hold,
     "layer.release": Worker.release,
+    "layer.holders": Worker.holders,
     "layer.collect": Worker.collect,
     "layer.measure": Worker.measure,
     "layer.sync": Worker.sync,

@@ -61,6 +61,14 @@ class Store:
         )
         return {row[0] for row in found}
 
+    def holders(self) -> set[str]:
+        """Everything that may refer to a layer: live snapshots, drives, active sessions."""
+        found = self._db.all(
+            "SELECT id FROM snapshots WHERE status = 'created' UNION SELECT id FROM drives"
+            f" UNION SELECT id FROM sessions WHERE status IN ({ACTIVE_SQL})"
+        )
+        return {row[0] for row in found}
+
     def sync(self) -> None:
         """Return when everything committed so far survives loss of power. Takes milliseconds."""
         self._db.sync()

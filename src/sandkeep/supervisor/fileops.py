@@ -12,9 +12,12 @@ from typing import Any, Final
 
 from sandkeep.errors import InternalError, InvalidRequest, SandkeepError
 from sandkeep.supervisor import protocol
+from sandkeep.supervisor.archive import archive
 from sandkeep.supervisor.connection import Stream
+from sandkeep.supervisor.extract import extract
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import Identity
+from sandkeep.supervisor.tar import TarReader, TarWriter
 
 _PIECE: Final = 1 << 20
 
@@ -200,6 +203,30 @@ def _copy(call: Call) -> dict[str, Any]:
     return {"bytes_written": written}
 
 
+def _extract(call: Call) -> dict[str, Any]:
+    entries = extract(
+        call.files,
+        TarReader(call.stream.read),
+        call.text("path"),
+        call.identity,
+        cwd=call.cwd,
+        keep_owner=call.flag("keep_owner"),
+    )
+    return {"entries": entries}
+
+
+def _archive(call: Call) -> dict[str, Any]:
+    paths = call.body.get("paths")
+    ignore = call.body.get("ignore") or []
+    for name, value in (("paths", paths), ("ignore", ignore)):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise InvalidRequest(f"{name} must be a list of strings", field=name)
+    done = archive(
+        call.files, paths or [], TarWriter(call.stream.write), call.identity, cwd=call.cwd, ignore=ignore
+    )
+    return done._asdict()
+
+
 _OPERATIONS: Final[dict[str, Callable[[Call], dict[str, Any]]]] = {
     "stat": _stat,
     "list": _list,
@@ -213,5 +240,7 @@ _OPERATIONS: Final[dict[str, Callable[[Call], dict[str, Any]]]] = {
     "chmod": _chmod,
     "chown": _chown,
     "copy": _copy,
+    "extract": _extract,
+    "archive": _archive,
 }
-_TAKES_DATA: Final = frozenset({"write"})
+_TAKES_DATA: Final = frozenset({"write", "extract"})

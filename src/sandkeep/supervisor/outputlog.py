@@ -83,6 +83,20 @@ class OutputWriter:
         self.offset = 0
         self.dropped = 0
 
+    @classmethod
+    def reopen(cls, directory: str, *, cap: int) -> OutputWriter:
+        """Go on with a log that another process of ours began; its end is found by reading it."""
+        writer = cls(directory, cap=cap)
+        with OutputReader(directory) as reader:
+            while items := reader.read():
+                writer.dropped += sum(item.length for item in items if isinstance(item, Gap))
+            writer.offset = reader.offset
+        writer._starts = _segments(directory)
+        # A segment of its own for what follows, unless nothing precedes it.
+        if writer._starts and writer._starts[-1] == writer.offset:
+            writer._starts.pop()
+        return writer
+
     def append(self, stream: int, data: bytes) -> None:
         if self._fd < 0 or self._written >= self._segment_size:
             self._rotate()

@@ -48,6 +48,7 @@ OPTIONAL: Final = frozenset(
 )
 """Barriers an operator may agree to do without; the others have nothing to fall back to."""
 
+DEFAULT_USER: Final = 1000
 _NAMESPACES: Final = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 _HINT: Final = "run 'sandkeep doctor' to see what this machine offers and how to enable it"
 
@@ -59,7 +60,9 @@ class Host:
         self.data_dir = data_dir
         self.mode = mode
         """``root``, ``subuid`` or ``single``."""
-        self.hierarchy = cgroup.detect()
+        # On pure v2 controllers can only be passed on from a group without processes of its own, so we and
+        # whoever started us move to a leaf beside the sessions where that is permitted.
+        self.hierarchy = cgroup.detect().prepare([os.getpid(), os.getppid()])
         self.filter = init_filter(mode)
         self.device_tree = mounts.device_template() if mode == "root" else -1
         self.counter = 0
@@ -124,6 +127,8 @@ def _start(host: Host, spec: dict[str, Any], directory: str, booted: Booted) -> 
     for slot in spec["rootfs"]["slots"]:
         os.makedirs(f"{directory}/fs/{slot['name']}", exist_ok=True)
         os.makedirs(f"{directory}/work/{slot['name']}", exist_ok=True)
+        if slot["drive"] and not slot["lowers"] and host.mode != "single":
+            os.chown(f"{directory}/fs/{slot['name']}", DEFAULT_USER, DEFAULT_USER)
     if root_mode:
         booted.base, booted.range_fd = idrange.take(host.counter)
     booted.cgroup = host.hierarchy.create(spec["session"])
@@ -245,7 +250,7 @@ def _prepare(
             flavour=rootfs["flavour"],
             upper=f"{directory}/fs/{slot['name']}",
             work=f"{directory}/work/{slot['name']}",
-            volatile=spec["volatile"],
+            volatile=spec["volatile"] and not slot["drive"],
         )
         booted.slot_fds.append(mount)
     fds = list(booted.slot_fds)
@@ -257,7 +262,7 @@ def _prepare(
     setup = {
         "accept": sorted(accepted),
         "anchor": _anchor(),
-        "slots": [{"name": s["name"], "target": s["target"]} for s in rootfs["slots"]],
+        "slots": [{"target": s["target"], "make": s["drive"]} for s in rootfs["slots"]],
         "binds": [target for _, target, _ in rootfs["binds"]],
         "device_tree": host.mode == "root",
         "switch_ids": host.mode != "single",

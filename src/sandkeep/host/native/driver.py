@@ -442,3 +442,7 @@ class NativeDriver:
 
     def read_file(self, ref: SessionRef, path: str, **arguments: Any) -> AsyncIterator[bytes]:
         return self.control(ref).read("read", path=path, **arguments)
+
+    def archive(self, ref: SessionRef, paths: list[str], **arguments: Any) -> AsyncIterator[bytes]:
+        """A tar stream of files and trees."""
+        return self.control(ref).read("archive", paths=paths, **arguments)

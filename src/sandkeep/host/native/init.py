@@ -84,7 +84,7 @@ class Init:
             elif op == "signal":
                 self._signal(request["pid"], request["signal"], only=request.get("only", False))
             elif op == "killtree":
-                self._kill_tree(request["pid"])
+                self._kill_tree(request["id"])
         finally:
             for fd in fds:
                 os.close(fd)
@@ -142,8 +142,10 @@ class Init:
                     setsigdef=_DEFAULT_SIGNALS,
                 )
             except OSError as error:
-                raise Refused("exec", error.errno or errno.EINVAL) from error
-            except ValueError as error:  # a NUL byte in an argument
+                # The kernel says "no such file" for a missing interpreter too.
+                step = "interpreter" if error.errno == errno.ENOENT and os.path.exists(path) else "exec"
+                raise Refused(step, error.errno or errno.EINVAL) from error
+            except ValueError as error:  # a NUL byte, or text that no byte string stands for
                 raise Refused("exec", errno.EINVAL) from error
         finally:
             os.chdir("/")
@@ -159,9 +161,9 @@ class Init:
         except ProcessLookupError:
             pass
 
-    def _kill_tree(self, pid: int) -> None:
+    def _kill_tree(self, request: str) -> None:
         for shim in self._shims.values():
-            if shim.main == pid:
+            if shim.request == request:
                 shim.kill()
                 return
 
@@ -301,7 +303,10 @@ def _descendants(root: int) -> list[int]:
 
 def _open_terminal(size: list[int], owner: int) -> tuple[int, str]:
     """A new pseudo-terminal: its master, and the path of its other end for the child to open after setsid."""
-    master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Refused("pty", error.errno or errno.EIO) from error
     try:
         fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
         number = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, b"\0" * 4))[0]
@@ -327,6 +332,10 @@ def _enter_directory(path: str) -> None:
 
 def _find(command: str, search: str) -> str:
     """The file a command names, looked up as the shell does in the request's own PATH."""
+    try:
+        os.fsencode(command + search)
+    except ValueError as error:
+        raise Refused("exec", errno.EINVAL) from error
     if "\0" in command:
         raise Refused("exec", errno.EINVAL)
     if "/" in command:

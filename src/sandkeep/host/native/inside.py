@@ -87,7 +87,7 @@ def take_shape(control: socket.socket, setup: dict[str, Any], fds: list[int]) ->
     for path in ("dev", "proc", "sys"):
         steps.run("root-filesystem", _require_directory, path)
     for slot in slots[1:]:
-        steps.run("root-filesystem", _attach, next(mounts), slot["target"].lstrip("/"))
+        steps.run("root-filesystem", _attach, next(mounts), slot["target"].lstrip("/"), slot["make"])
     steps.run("cgroup-namespace", syscalls.unshare, syscalls.CLONE_NEWCGROUP)
     steps.run("proc", syscalls.mount, "proc", "proc", "proc", _QUIET)
     if setup["device_tree"]:
@@ -139,7 +139,11 @@ def _open_place(path: str) -> int:
     return syscalls.openat2(syscalls.AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, resolve=resolve)
 
 
-def _attach(mount_fd: int, path: str) -> None:
+def _attach(mount_fd: int, path: str, make: bool = False) -> None:
+    if make:
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            _require_directory("/".join(parts[:depth]))
     place = _open_place(path)
     try:
         both_empty = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH

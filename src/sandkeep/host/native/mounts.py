@@ -109,7 +109,7 @@ class Builder:
         lowers = [
             self._below_store(path) if store else self._host_directory(path, read_only=True)
             for path, store in slot["lowers"]
-        ]
+        ] or [self._below_store(f"{self._data_dir}/empty")]
         upper_fd, work_fd = self._below_store(upper), self._below_store(work)
         context = syscalls.fsopen("overlay")
         # The overlay works with the credentials of this moment. They must be mapped in the idmapped layers,
@@ -130,7 +130,8 @@ class Builder:
             if volatile:
                 syscalls.fsconfig_flag(context, "volatile")
             syscalls.fsconfig_create(context)
-            return syscalls.fsmount(context, MOUNT_ATTR_NODEV)
+            read_only = MOUNT_ATTR_RDONLY if slot["read_only"] else 0
+            return syscalls.fsmount(context, MOUNT_ATTR_NODEV | read_only)
         finally:
             syscalls.setfsuid(0)
             syscalls.setfsgid(0)

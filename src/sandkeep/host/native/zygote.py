@@ -137,11 +137,11 @@ def _supervise(host: boot.Host, session: str, reply: socket.socket) -> NoReturn:
         directory = f"{host.data_dir}/sessions/{session}"
         try:
             supervisor = _begin(host, directory)
-        except SandkeepError as error:
-            reply.send(json.dumps({"error": error.to_json()}).encode())
-            os._exit(1)
         except Exception as error:
-            failure = InternalError(f"starting the session failed: {type(error).__name__}: {error}")
+            _remove_work(f"{directory}/work")
+            failure = error
+            if not isinstance(failure, SandkeepError):
+                failure = InternalError(f"starting the session failed: {type(error).__name__}: {error}")
             reply.send(json.dumps({"error": failure.to_json()}).encode())
             os._exit(1)
         boot_us = (time.monotonic_ns() - started) // 1000
@@ -150,6 +150,16 @@ def _supervise(host: boot.Host, session: str, reply: socket.socket) -> NoReturn:
         supervisor.run()
     finally:
         os._exit(0)
+
+
+def _remove_work(path: str) -> None:
+    """Overlays make work directories that nobody may enter; rootless only we can remove them."""
+    try:
+        for name in os.listdir(path):
+            _remove_work(f"{path}/{name}")
+        os.rmdir(path)
+    except OSError:
+        pass  # never made, or somebody's problem to see in the caller's own attempt
 
 
 def _begin(host: boot.Host, directory: str) -> Supervisor:

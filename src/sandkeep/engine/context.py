@@ -1,0 +1,106 @@
+"""What every part of the engine shares: store, host, settings, clock, locks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sandkeep.engine.names import new_id
+from sandkeep.engine.settings import Settings
+from sandkeep.errors import NotFound
+from sandkeep.host.driver import Driver, SessionRef
+from sandkeep.host.storage import Storage
+from sandkeep.store import Store
+from sandkeep.store.rows import Session
+
+
+class Context:
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        storage: Storage,
+        settings: Settings,
+        log: Callable[..., None],
+        *,
+        data_dir: str,
+    ) -> None:
+        self.data_dir = data_dir
+        self.store = store
+        self.driver = driver
+        self.storage = storage
+        self.settings = settings
+        self.log = log
+        self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @staticmethod
+    def now_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+    @asynccontextmanager
+    async def lock(self, project: str, name: str) -> AsyncIterator[None]:
+        """The one lock of a sandbox: whoever changes which session it has, or its snapshots, holds it.
+
+        Kept only while somebody uses it. Never take a second one while holding one.
+        """
+        key = (project, name)
+        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[key]
+            if users == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = (lock, users - 1)
+
+    def ref(self, session: Session) -> SessionRef:
+        return SessionRef(session.host, session.id, session.generation)
+
+    async def remove_session(self, session: str) -> None:
+        """Delete everything an ended session left on its host."""
+        ref = SessionRef(self.driver.host, session)
+        try:
+            await self.driver.forget(ref)
+        except NotFound:
+            return
+        await self.storage.call("session.remove", session=session)
+
+    def event(self, kind: str, session: Session | None, **data: Any) -> None:
+        """Record something that happened to a session, for people and for audit."""
+        if session is None:
+            return
+        now = self.now_ms()
+        self.store.events.add(
+            new_id("evt", now_ms=now),
+            kind,
+            time_ms=now,
+            project=session.project,
+            sandbox=session.sandbox,
+            session=session.id,
+            data=data,
+        )
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something beside requests; a failure is logged, never lost, and close waits for it."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log("task failed", task=task.get_name(), error=repr(error))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,55 @@
+"""Files of a running session: checked for its state here, done by its supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from typing import Any
+
+from sandkeep.engine.context import Context
+from sandkeep.engine.lifecycle import Operation
+from sandkeep.engine.sessions import Sessions
+from sandkeep.host.driver import SessionRef
+
+
+class Files:
+    def __init__(self, context: Context, sessions: Sessions) -> None:
+        self._context = context
+        self._sessions = sessions
+
+    async def _ref(self, project: str, session: str) -> SessionRef:
+        return self._context.ref(await self._sessions.require(project, session, Operation.FILES))
+
+    async def do(self, project: str, session: str, operation: str, **arguments: Any) -> dict[str, Any]:
+        """A small operation: stat, list, mkdir, rename, remove, symlink, readlink, chmod, chown, copy."""
+        ref = await self._ref(project, session)
+        return await self._context.driver.files(ref, operation, **arguments)
+
+    async def read(self, project: str, session: str, path: str, **arguments: Any) -> AsyncIterator[bytes]:
+        """The content of a file. Arguments: cwd, offset, length, user, root."""
+        ref = await self._ref(project, session)
+        async for piece in self._context.driver.read_file(ref, path, **arguments):
+            yield piece
+
+    async def write(
+        self, project: str, session: str, path: str, data: AsyncIterable[bytes], **arguments: Any
+    ) -> int:
+        """Replace a file with what ``data`` yields, all of it or nothing. Returns the number of bytes."""
+        ref = await self._ref(project, session)
+        answer = await self._context.driver.files(ref, "write", data=data, path=path, **arguments)
+        return int(answer["bytes_written"])
+
+    async def extract(
+        self, project: str, session: str, data: AsyncIterable[bytes], *, cwd: str, **options: Any
+    ) -> dict[str, Any]:
+        """Unpack a tar archive, plain or gzip, below ``cwd``; files belong to the acting user."""
+        ref = await self._ref(project, session)
+        return await self._context.driver.files(ref, "extract", data=data, path=cwd, **options)
+
+    async def archive(
+        self, project: str, session: str, paths: Sequence[str], *, cwd: str | None = None, **options: Any
+    ) -> AsyncIterator[bytes]:
+        """A tar stream of files and trees."""
+        ref = await self._ref(project, session)
+        reading = self._context.driver.archive(ref, list(paths), cwd=cwd, **options)
+        async for piece in reading:
+            yield piece

@@ -1,0 +1,263 @@
+"""Processes of sessions: started in a sandbox, or run elsewhere and observed.
+
+The supervisor's record and log on disk are the truth about a process; the store's row is its index, so that
+lists are quick and records outlive the session's directory. A row is finished by whoever sees the end first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from sandkeep.engine.context import Context
+from sandkeep.engine.lifecycle import Operation
+from sandkeep.engine.names import new_id
+from sandkeep.engine.sessions import Sessions
+from sandkeep.errors import InvalidRequest, NotFound, StdinUnavailable
+from sandkeep.host.driver import ProcessSpec
+from sandkeep.store.rows import Process, ProcessKind, ProcessStatus, Session
+from sandkeep.supervisor.outputlog import STDERR, STDOUT, Item, OutputReader, OutputWriter
+
+
+class Processes:
+    def __init__(self, context: Context, sessions: Sessions) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._store = context.store
+        self._observed: dict[str, OutputWriter] = {}
+
+    # --- running -----------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        project: str,
+        session: str,
+        *,
+        command: str,
+        args: Sequence[str] = (),
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        sudo: bool = False,
+        user: str | None = None,
+        stdin: bool = False,
+        timeout_ms: int | None = None,
+        pty: tuple[int, int] | None = None,
+        kind: ProcessKind = ProcessKind.RUN,
+    ) -> Process:
+        """Start a process; returns once it runs. A missing executable is an error, not an exit code."""
+        found = await self._sessions.require(project, session, Operation.RUN)
+        name = new_id("cmd", now_ms=self._context.now_ms())
+        spec = ProcessSpec(
+            process=name,
+            argv=(command, *args),
+            cwd=cwd,
+            env=env or {},
+            user=user,
+            root=sudo,
+            stdin=stdin,
+            pty=pty,
+            kill_after_ms=timeout_ms,
+        )
+        record = await self._context.driver.start_process(self._context.ref(found), spec)
+        process = Process(
+            id=name,
+            session=session,
+            project=project,
+            kind=kind,
+            name=command,
+            args=tuple(args),
+            cwd=_plain_directory(record["cwd"]),
+            username=record["user"] if sudo or user else None,
+            started_ms=record["started_ms"],
+        )
+        self._store.processes.add(process)
+        self._context.spawn(self._follow(found, process), f"follow {name}")
+        return process
+
+    async def _follow(self, session: Session, process: Process) -> None:
+        record = await self._context.driver.wait_process(self._context.ref(session), process.id)
+        self._record_end(process, record)
+
+    def _record_end(self, process: Process, record: Mapping[str, object]) -> Process:
+        finished = record["finished_ms"]
+        return self._store.processes.finish(
+            process.project,
+            process.session,
+            process.id,
+            ProcessStatus(str(record["status"])),
+            exit_code=record["exit_code"],  # type: ignore[arg-type]
+            now_ms=finished if isinstance(finished, int) else self._context.now_ms(),
+            reason=record["reason"],  # type: ignore[arg-type]
+        )
+
+    async def reconcile(self, session: Session) -> None:
+        """After a restart: learn of processes whose start was not written down, and wait again for all."""
+        for record in await self._context.driver.processes(self._context.ref(session)):
+            if self._store.processes.find(record["id"]) is None:
+                self._store.processes.add(
+                    Process(
+                        id=record["id"],
+                        session=session.id,
+                        project=session.project,
+                        kind=ProcessKind.INTERACTIVE if record["pty"] else ProcessKind.RUN,
+                        name=record["argv"][0],
+                        args=tuple(record["argv"][1:]),
+                        cwd=_plain_directory(record["cwd"]),
+                        started_ms=record["started_ms"],
+                    )
+                )
+        for process in self._store.processes.running(session.project, session.id):
+            if process.kind is not ProcessKind.OBSERVED:
+                self._context.spawn(self._follow(session, process), f"follow {process.id}")
+
+    # --- looking -----------------------------------------------------------------------------------------
+
+    def get(self, project: str, session: str, process: str) -> Process:
+        return self._store.processes.get(project, session, process)
+
+    def list(self, project: str, session: str) -> list[Process]:
+        """Every process of a session, newest first."""
+        self._sessions.get(project, session)
+        return self._store.processes.of_session(project, session)
+
+    async def wait(self, project: str, session: str, process: str) -> Process:
+        """The process once it has ended."""
+        found = self.get(project, session, process)
+        if found.status is not ProcessStatus.RUNNING:
+            return found
+        owner = self._sessions.get(project, session)
+        record = await self._context.driver.wait_process(self._context.ref(owner), process)
+        return self._record_end(found, record)
+
+    async def output(
+        self, project: str, session: str, process: str, *, offset: int = 0, follow: bool = True
+    ) -> AsyncIterator[Item]:
+        """What a process printed, from any offset, as bytes with their stream; with ``follow`` to its end."""
+        found = self.get(project, session, process)
+        if found.kind is ProcessKind.OBSERVED:
+            with OutputReader(self._observed_directory(process), offset) as reader:
+                while items := reader.read():
+                    for item in items:
+                        yield item
+            return
+        owner = self._sessions.get(project, session)
+        reading = self._context.driver.output(self._context.ref(owner), process, offset=offset, follow=follow)
+        async for item in reading:
+            yield item
+
+    # --- acting ------------------------------------------------------------------------------------------
+
+    async def signal(self, project: str, session: str, process: str, number: int) -> Process:
+        """Signal the process's group. One that has ended is returned as it is."""
+        found = self.get(project, session, process)
+        if found.status is ProcessStatus.RUNNING:
+            owner = await self._sessions.require(project, session, Operation.SIGNAL)
+            await self._context.driver.signal(self._context.ref(owner), number, process)
+        return self.get(project, session, process)
+
+    async def write_stdin(
+        self,
+        project: str,
+        session: str,
+        process: str,
+        data: bytes,
+        *,
+        offset: int | None = None,
+        close: bool = False,
+    ) -> tuple[Process, int]:
+        """Give a process input; returns the total it has accepted, once its pipe has taken this piece."""
+        found = self.get(project, session, process)
+        if found.status is not ProcessStatus.RUNNING:
+            raise NotFound(f"process {process} has ended", kind="process", name=process)
+        owner = await self._sessions.require(project, session, Operation.STDIN)
+        try:
+            accepted = await self._context.driver.write_stdin(
+                self._context.ref(owner), process, data, offset=offset, close=close
+            )
+        except StdinUnavailable as error:
+            if error.details.get("ended"):
+                raise NotFound(f"process {process} has ended", kind="process", name=process) from error
+            raise
+        return found, accepted
+
+    async def resize(self, project: str, session: str, process: str, *, rows: int, columns: int) -> None:
+        owner = await self._sessions.require(project, session, Operation.TERMINAL)
+        await self._context.driver.resize(self._context.ref(owner), process, rows=rows, columns=columns)
+
+    # --- observed ----------------------------------------------------------------------------------------
+
+    def _observed_directory(self, process: str) -> str:
+        return f"{self._context.data_dir}/observed/{process}/output"
+
+    def observe(
+        self, project: str, session: str, *, command: str, args: Sequence[str] = (), cwd: str = "/"
+    ) -> Process:
+        """Begin the record of a process that runs elsewhere; its output is appended by whoever sees it."""
+        owner = self._sessions.get(project, session)
+        now = self._context.now_ms()
+        process = Process(
+            id=new_id("cmd", now_ms=now),
+            session=owner.id,
+            project=project,
+            kind=ProcessKind.OBSERVED,
+            name=command,
+            args=tuple(args),
+            cwd=cwd,
+            started_ms=now,
+        )
+        os.makedirs(os.path.dirname(self._observed_directory(process.id)), mode=0o700, exist_ok=True)
+        self._store.processes.add(process)
+        return process
+
+    def append(self, project: str, session: str, process: str, *, stream: str, data: bytes) -> int:
+        """Add to the output of an observed process; returns the log's length."""
+        found = self._running_observed(project, session, process)
+        streams = {"stdout": STDOUT, "stderr": STDERR}
+        if stream not in streams:
+            raise InvalidRequest("stream is stdout or stderr", field="stream")
+        writer = self._writer(found)
+        writer.append(streams[stream], data)
+        return writer.offset
+
+    def finish(
+        self, project: str, session: str, process: str, *, exit_code: int | None, reason: str | None = None
+    ) -> Process:
+        """End the record of an observed process."""
+        found = self._running_observed(project, session, process)
+        writer = self._writer(found)
+        writer.end()
+        writer.close()
+        del self._observed[process]
+        status = ProcessStatus.EXITED if exit_code is not None else ProcessStatus.FAILED
+        return self._store.processes.finish(
+            project,
+            session,
+            process,
+            status,
+            exit_code=exit_code,
+            now_ms=self._context.now_ms(),
+            reason=reason,
+        )
+
+    def _running_observed(self, project: str, session: str, process: str) -> Process:
+        found = self.get(project, session, process)
+        if found.kind is not ProcessKind.OBSERVED:
+            raise InvalidRequest(
+                f"{process} runs in the sandbox; its output is recorded there", field="process"
+            )
+        if found.status is not ProcessStatus.RUNNING:
+            raise InvalidRequest(f"{process} has ended", field="process")
+        return found
+
+    def _writer(self, process: Process) -> OutputWriter:
+        writer = self._observed.get(process.id)
+        if writer is None:
+            writer = OutputWriter.reopen(
+                self._observed_directory(process.id), cap=self._context.settings.log_cap_bytes
+            )
+            self._observed[process.id] = writer
+        return writer
+
+
+def _plain_directory(path: str) -> str:
+    return path.rstrip("/") or "/"

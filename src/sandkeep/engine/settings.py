@@ -1,0 +1,53 @@
+"""What an operator decides about an installation. Everything has a default that works on a laptop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_DAY_MS = 24 * 60 * 60 * 1000
+
+RUNTIMES = ("node22", "node24", "node26", "python3.13", "python3.14")
+MANAGED_IMAGES = (
+    "vercel/sandbox/universal",
+    "vercel/sandbox/node:22",
+    "vercel/sandbox/node:24",
+    "vercel/sandbox/node:26",
+    "vercel/sandbox/python:3.14",
+    "vercel/sandbox/ubuntu",
+    "vercel/sandbox/arch",
+)
+
+
+def _default_images() -> dict[str, str]:
+    return dict.fromkeys((*RUNTIMES, *MANAGED_IMAGES), "host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    default_image: str = "host"
+    images: Mapping[str, str] = field(default_factory=_default_images)
+    """Runtime and managed image names to local images; anything else must name a local image itself."""
+    max_timeout_ms: int = _DAY_MS
+    """Longest a session may be given to live, extensions included."""
+    snapshot_lifetime_ms: int = 30 * _DAY_MS
+    """Of snapshots whose sandbox says nothing; 0 is for ever."""
+    session_history_ms: int = 30 * _DAY_MS
+    """How long sessions of destroyed sandboxes, and events, are remembered."""
+    max_sandboxes: int = 10_000
+    max_active_sessions: int = 1_000
+    """Per project."""
+    enforce_memory: bool = True
+    """Limit each session to the memory its sandbox names, where the machine can."""
+    pids: int = 4096
+    disk_bytes: int | None = None
+    stop_grace_ms: int = 0
+    """Time between SIGTERM and the end when a session stops."""
+    durable: bool = False
+    """Answer a stop or snapshot only once its snapshot would survive a power failure."""
+    accept: frozenset[str] = frozenset()
+    """Isolation barriers the operator agrees to do without on a machine that cannot build them."""
+    fold_depth: int = 30
+    log_cap_bytes: int = 128 << 20
+    private_sources: bool = False
+    """Let git and tarball sources come from loopback and private addresses."""
