@@ -104,10 +104,12 @@ class Connection:
     def _serve(self, body: dict[str, Any], blob: bytes) -> None:
         request = body.get("id")
         try:
+            if request is None:
+                raise InvalidRequest("a request has an id", field="id")
             self._dispatch(self, body, blob)
         except SandkeepError as error:
             self.refuse(request, error)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             what = f"{type(error).__name__}: {error}"
             self.refuse(request, InvalidRequest(f"malformed request: {what}", field=str(error)))
         except OSError as error:

@@ -228,7 +228,7 @@ class Stdin:
                 return
             self._pending.popleft()
             answer(None)
-        if self._closing:
+        if self._closing and self.fd >= 0:
             if self._is_terminal:
                 # A terminal has no end of file of its own; the end-of-input character stands for it.
                 os.write(self.fd, b"\x04")

@@ -52,7 +52,7 @@ def decode_header(header: bytes) -> tuple[int, int]:
 def decode_json(text: bytes) -> dict[str, Any]:
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {error}") from None
     if not isinstance(body, dict):
         raise ProtocolError("frame is not an object")

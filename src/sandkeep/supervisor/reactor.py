@@ -13,6 +13,9 @@ from typing import Any
 
 Callback = Callable[[], None]
 
+_LONGEST_WAIT = 86_400.0
+"""The kernel counts a wait in milliseconds and 31 bits; a later timer is looked at again after this."""
+
 
 class Timer:
     __slots__ = ("callback", "when")
@@ -78,7 +81,7 @@ class Reactor:
             heapq.heappop(self._timers)
         if not self._timers:
             return -1
-        return max(self._timers[0].when - time.monotonic(), 0)
+        return min(max(self._timers[0].when - time.monotonic(), 0), _LONGEST_WAIT)
 
     def _fire(self) -> None:
         now = time.monotonic()

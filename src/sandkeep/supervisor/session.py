@@ -197,6 +197,8 @@ class Supervisor:
         cwd = os.path.join(self._spec["cwd"], body.get("cwd") or "")
         environment = self._environment(identity, body.get("env") or {}, root=root)
         kill_after = body.get("kill_after_ms")
+        if kill_after is not None and not (isinstance(kill_after, int) and kill_after >= 0):
+            raise InvalidRequest("kill_after_ms is a number of milliseconds", field="kill_after_ms")
         return {
             "id": name,
             "argv": argv,
@@ -328,7 +330,7 @@ class Supervisor:
         if self._watching is None:
             self._watching = self._reactor.later(self._disk.interval, self._watch)
         if request["kill_after_ms"] is not None:
-            seconds = int(request["kill_after_ms"]) / 1000
+            seconds = request["kill_after_ms"] / 1000
             self._reactor.later(seconds, lambda: self._kill_tree(process, "time limit reached"))
         connection.answer(request_id, {"process": process.record()})
         self._next_start()
@@ -403,7 +405,7 @@ class Supervisor:
                 handler = self._starting.pop(message.get("started") or message["failed"], None)
                 if handler is not None:
                     handler(message, fds)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
             # init is inside the sandbox: whatever it says, we go on.
             return
         finally:
@@ -432,13 +434,14 @@ class Supervisor:
 
     def _kill_tree(self, process: Process, reason: str) -> None:
         """Every descendant, also those that left the process's session or group."""
-        if process.status != RUNNING:
+        if self._status != RUNNING:
             return
-        process.kill_requested = reason
+        if process.status == RUNNING:
+            process.kill_requested = reason
         if process.group is not None:
             process.group.kill()
-        else:
-            self._tell_init({"op": "killtree", "pid": process.pid})
+        elif not self._tracks_trees:
+            self._tell_init({"op": "killtree", "id": process.id})
 
     # --- limits nobody enforces for us -------------------------------------------------------------------
 
@@ -745,6 +748,8 @@ def _start_error(request: dict[str, Any], answer: dict[str, Any]) -> SandkeepErr
         if number == 13:
             return ExecutableRefused(f"{command}: {reason}", command=command, errno=number)
         return ExecutableNotFound(f"{command}: executable not found", command=command)
+    if step == "interpreter":
+        return ExecutableRefused(f"{command}: its interpreter is missing", command=command, errno=number)
     if step == "exec":
         return ExecutableRefused(f"{command}: {reason}", command=command, errno=number)
     return ProcessError(f"{command}: cannot set up its {step}: {reason}", command=command, errno=number)
