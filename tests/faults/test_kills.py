@@ -204,7 +204,7 @@ def test_a_killed_zygote_is_replaced_unnoticed(lab: Lab) -> None:
 
 @everywhere
 def test_supervisors_survive_zygote_and_driver(lab: Lab) -> None:
-    """Everything but the supervisor goes away in an orderly manner; a later driver finds the session again."""
+    """Everything but the supervisor goes away in order; a later driver finds the session again."""
     other = Lab(lab.data_dir)
     box = other.box(name="left-alone")
     process = box.start("bash", "-c", "sleep 0.3; echo later; sleep 0.2; echo and later")
