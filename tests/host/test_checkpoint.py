@@ -179,6 +179,26 @@ def test_changes_between_the_passes_are_in_the_copy(tmp_path: Path) -> None:
     assert os.lstat(tmp_path / "copy/sparse").st_blocks * 512 < 1 << 20
 
 
+def test_an_inode_number_used_again_for_something_else_is_no_rewrite(tmp_path: Path) -> None:
+    """Many at once, so that some numbers do come back, as another kind of entry."""
+    upper = tmp_path / "upper"
+    upper.mkdir()
+    for number in range(40):
+        (upper / f"{number}").mkdir()
+        os.symlink("/etc/passwd", upper / f"link{number}")
+
+    def change() -> None:
+        for number in range(40):
+            (upper / f"{number}").rmdir()
+            os.unlink(upper / f"link{number}")
+        for number in range(40):
+            (upper / f"{number}").write_text("a file")
+            (upper / f"link{number}").write_text("a file too")
+
+    copy(upper, tmp_path / "copy", freeze=change)
+    assert listing(str(tmp_path / "copy")) == listing(str(upper))
+
+
 def test_stores_through_a_mapping_are_in_the_copy(tmp_path: Path) -> None:
     """A page already dirty is written again without any timestamp moving."""
     upper = tmp_path / "upper"

@@ -49,12 +49,13 @@ _YOUNG_NS: Final = 20_000_000
 _RUNNING_PASSES: Final = 4
 _SETTLED_BYTES: Final = 16 << 20
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE, errno.EXDEV)
-_NEVER: Final = (-1, -1, -1)
 
 _SNAPSHOT: Final = b"snapshot"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
-_Key = tuple[int, int, int]
+_Key = tuple[int, int, int, int]
+"""Kind, inode, size and change time. The kind is part of it because inode numbers are soon used again."""
+_NO_SIZE: Final = -1
 
 
 class Report(NamedTuple):
@@ -186,7 +187,7 @@ class _Directory:
 
     def __init__(self) -> None:
         self.entries: dict[bytes, _Key] = {}
-        self.key: _Key = _NEVER
+        self.key: tuple[int, int, int] | None = None
 
 
 class _Copier:
@@ -261,12 +262,12 @@ class _Copier:
 
     def _directory(self, fd: int, path: bytes, pending: list[bytes]) -> None:
         status = os.fstat(fd)
-        key = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+        attributes = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
         known = self._known.get(path)
         if known is None:
             known = self._known[path] = _Directory()
-        if known.key != key:
-            known.key = key
+        if known.key != attributes:
+            known.key = None if self._young(status) else attributes
             self._attributes[path] = (status, read_xattrs(fd))
         before = known.entries
         now: dict[bytes, _Key] = {}
@@ -280,13 +281,9 @@ class _Copier:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                mode = status.st_mode
-                if stat.S_ISDIR(mode):
-                    # A directory is known by its inode alone: its contents are compared one by one.
-                    key = (status.st_ino, -2, -2)
+                if stat.S_ISDIR(status.st_mode):
                     pending.append(prefix + name)
-                else:
-                    key = (status.st_ino, status.st_size, status.st_ctime_ns)
+                key = _key(status)
                 if before.get(name) == key:
                     now[name] = key
                     continue
@@ -305,7 +302,7 @@ class _Copier:
                 if status_now is not None and self._reusable(before[name], status_now):
                     reusable.add(name)
                 else:
-                    self._remove(dest_fd, prefix, name, directory=before[name][1] == -2)
+                    self._remove(dest_fd, prefix, name, directory=before[name][0] == stat.S_IFDIR)
             for name, status in changed:
                 try:
                     now[name] = self._entry(fd, dest_fd, path, name, status, reuse=name in reusable)
@@ -323,7 +320,7 @@ class _Copier:
     @staticmethod
     def _reusable(before: _Key, status: os.stat_result) -> bool:
         """The same single-named regular file, only rewritten: its copy can be overwritten in place."""
-        return before[0] == status.st_ino and stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        return before[0] == stat.S_IFREG and before[:2] == _key(status)[:2] and status.st_nlink == 1
 
     def _remove(self, dest_fd: int, prefix: bytes, name: bytes, *, directory: bool) -> None:
         if not directory:
@@ -339,7 +336,7 @@ class _Copier:
             order.append(path)
             known = self._known.get(path)
             if known is not None:
-                pending.extend(path + b"/" + n for n, key in known.entries.items() if key[1] == -2)
+                pending.extend(path + b"/" + n for n, key in known.entries.items() if key[0] == stat.S_IFDIR)
         for path in reversed(order):
             known = self._known.pop(path, None)
             self._attributes.pop(path, None)
@@ -348,7 +345,7 @@ class _Copier:
                 fd = open_beneath(self._dest, path)
                 try:
                     for child, key in known.entries.items():
-                        if key[1] != -2:
+                        if key[0] != stat.S_IFDIR:
                             os.unlink(child, dir_fd=fd)
                 finally:
                     os.close(fd)
@@ -367,7 +364,7 @@ class _Copier:
         mode = status.st_mode
         if stat.S_ISDIR(mode):
             os.mkdir(name, 0o700, dir_fd=dest_fd)
-            return (status.st_ino, -2, -2)
+            return _key(status)
         key = self._trusted(status)
         if status.st_nlink > 1 and not stat.S_ISCHR(mode):
             first = self._linked.get(status.st_ino)
@@ -389,11 +386,13 @@ class _Copier:
         self.files += 1
         return key
 
+    def _young(self, status: os.stat_result) -> bool:
+        """Whether it changed so recently that the next change may not move its change time."""
+        return not self._frozen and status.st_ctime_ns > time.time_ns() - _YOUNG_NS
+
     def _trusted(self, status: os.stat_result) -> _Key:
-        """The key of an entry about to be copied; one no later state can equal if it changed just now."""
-        if not self._frozen and status.st_ctime_ns > time.time_ns() - _YOUNG_NS:
-            return (status.st_ino, -1, status.st_ctime_ns)
-        return (status.st_ino, status.st_size, status.st_ctime_ns)
+        """The key of an entry about to be copied; one no later state can equal if it is young."""
+        return _unequalled(_key(status)) if self._young(status) else _key(status)
 
     def _file(self, fd: int, dest_fd: int, name: bytes, *, reuse: bool) -> _Key:
         source, status = self._copier.open_file(fd, name)
@@ -401,7 +400,7 @@ class _Copier:
             key = self._trusted(status)
             if not self._frozen and status.st_size and _has_writer(source):
                 if self._tmpfs:
-                    key = _NEVER
+                    key = _unequalled(key)
                 else:
                     os.fdatasync(source)
             self._copier.file(source, status, dest_fd, name, reuse=reuse)
@@ -410,6 +409,18 @@ class _Copier:
         self.bytes += status.st_size
         self._pass_bytes += status.st_size
         return key
+
+
+def _key(status: os.stat_result) -> _Key:
+    kind = stat.S_IFMT(status.st_mode)
+    if kind == stat.S_IFDIR:
+        # A directory is known by its inode alone: its contents are compared one by one.
+        return (kind, status.st_ino, 0, 0)
+    return (kind, status.st_ino, status.st_size, status.st_ctime_ns)
+
+
+def _unequalled(key: _Key) -> _Key:
+    return (key[0], key[1], _NO_SIZE, key[3])
 
 
 def _has_writer(fd: int) -> bool:

@@ -63,7 +63,7 @@ class EntryCopier:
         self, source: int, status: os.stat_result, dest_fd: int, name: bytes, *, reuse: bool = False
     ) -> None:
         """Copy an opened file; with ``reuse`` over the earlier copy of that name."""
-        create = os.O_WRONLY | os.O_CLOEXEC | (0 if reuse else os.O_CREAT | os.O_EXCL)
+        create = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if reuse else os.O_CREAT | os.O_EXCL)
         copy = os.open(name, create, 0o600, dir_fd=dest_fd)
         try:
             self._contents(source, copy, status, reuse=reuse)
