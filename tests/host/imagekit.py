@@ -16,6 +16,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -347,6 +348,7 @@ def _run(request: dict[str, Any]) -> int:
             os.symlink(f"/proc/self/fd{fd}", f"{top}/dev/{name}")
         os.chroot(top)
         _become(request["user"], rootfs, request["mode"])
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and children would inherit that
         os.execvpe(request["argv"][0], request["argv"], dict(rootfs.defaults.env))
     except BaseException as error:
         print(f"imagekit: {error!r}", file=sys.stderr)

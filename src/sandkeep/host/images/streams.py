@@ -141,7 +141,8 @@ def _zstd_factory() -> Callable[[], Any] | None:
             factory: Callable[[], Any] = importlib.import_module(name).ZstdDecompressor
             return factory
     with contextlib.suppress(ImportError):
-        return lambda: importlib.import_module("zstandard").ZstdDecompressor().decompressobj()
+        zstandard = importlib.import_module("zstandard")
+        return lambda: zstandard.ZstdDecompressor().decompressobj()
     return None
 
 

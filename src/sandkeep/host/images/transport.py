@@ -66,7 +66,7 @@ class Transport:
                     ) from error
                 failure = str(error) or type(error).__name__
                 continue
-            with contextlib.closing(connection):
+            with contextlib.closing(connection), response:
                 if response.status in (200, 206, 416):
                     yield response
                     return
@@ -92,13 +92,13 @@ class Transport:
             connection, response = self._once(url, headers)
             if response.status == 401 and not challenged and _same_origin(url, origin):
                 challenge = response.headers.get_all("WWW-Authenticate") or []
-                connection.close()
+                _close(connection, response)
                 challenged = True
                 self._answer(challenge)
                 continue
             location = response.headers.get("Location")
             if response.status in _REDIRECTS and location:
-                connection.close()
+                _close(connection, response)
                 url = urllib.parse.urljoin(url, location)
                 self._check_scheme(url)
                 continue
@@ -141,12 +141,12 @@ class Transport:
         if not self._plain_allowed:
             return "https"
         try:
-            connection, _ = self._once(f"https://{self._reference.endpoint}/v2/", {})
+            connection, response = self._once(f"https://{self._reference.endpoint}/v2/", {})
         except ssl.SSLCertVerificationError:
             return "https"
         except NETWORK_ERRORS:
             return "http"
-        connection.close()
+        _close(connection, response)
         return "https"
 
     def _check_scheme(self, url: str) -> None:
@@ -183,7 +183,7 @@ class Transport:
         separator = "&" if "?" in realm else "?"
         headers = {"Authorization": self._basic()} if self._credentials else {}
         connection, response = self._once(f"{realm}{separator}{urllib.parse.urlencode(query)}", headers)
-        with contextlib.closing(connection):
+        with contextlib.closing(connection), response:
             if response.status != 200:
                 raise ImageError(
                     f"{self._reference}: the token service refused: {self._explain(response)}",
@@ -229,6 +229,12 @@ def stored_credentials(host: str) -> tuple[str, str] | None:
         if entry.get("username"):
             return str(entry["username"]), str(entry.get("password") or "")
     return None
+
+
+def _close(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+    """Both: an unread response keeps the socket open after its connection is closed."""
+    response.close()
+    connection.close()
 
 
 def _is_loopback(host: str | None) -> bool:
