@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import random
+import shutil
 import stat
 import sys
 import traceback
@@ -165,3 +167,71 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def write(root: str, name: str, text: str = "") -> None:
+    path = Path(root, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text or name)
+
+
+OPERATIONS = {
+    "write": 4,
+    "unlink": 2,
+    "mkdir": 4,
+    "rmtree": 1,
+    "replace": 1,
+    "rename": 6,
+    "chmod": 1,
+    "link": 2,
+    "symlink": 1,
+    "xattr": 1,
+}
+NAMES = ("a", "b", "c", "d", "e")
+
+
+def plant(root: str, rng: random.Random, depth: int = 3) -> None:
+    """A dense tree to start from."""
+    for name in NAMES:
+        path = f"{root}/{name}"
+        if depth and rng.random() < 0.6:
+            os.mkdir(path)
+            plant(path, rng, depth - 1)
+        elif rng.random() < 0.7:
+            write(root, name, path)
+
+
+def shake(root: str, rng: random.Random, amount: int) -> None:
+    """Random changes; those the tree does not allow fail like they do for anybody."""
+    for _ in range(amount):
+        there = [os.path.join(at, name) for at, ds, fs in os.walk(root) for name in sorted(ds) + sorted(fs)]
+        path = rng.choice(sorted(there) or [f"{root}/a"])
+        parent = rng.choice([root, *(p for p in sorted(there) if os.path.isdir(p) and not os.path.islink(p))])
+        new = os.path.join(parent, rng.choice(NAMES))
+        try:
+            match rng.choices(list(OPERATIONS), list(OPERATIONS.values()))[0]:
+                case "write":
+                    Path(rng.choice((path, new))).write_text(str(rng.random()))
+                case "unlink":
+                    os.unlink(path)
+                case "mkdir":
+                    os.mkdir(new)
+                    write(new, rng.choice(NAMES))
+                case "rmtree":
+                    shutil.rmtree(path)
+                case "rename":
+                    os.rename(path, new)
+                case "chmod":
+                    os.chmod(path, rng.choice((0o700, 0o755, 0o640)))
+                case "link":
+                    os.link(path, new, follow_symlinks=False)
+                case "symlink":
+                    os.symlink("a/b", new)
+                case "xattr":
+                    os.setxattr(path, "user.x", rng.randbytes(4), follow_symlinks=False)
+                case "replace":
+                    shutil.rmtree(path)
+                    os.mkdir(path)
+                    write(path, rng.choice(NAMES))
+        except OSError:
+            pass

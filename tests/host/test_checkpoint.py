@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import signal
 import socket
 import stat
@@ -22,7 +23,7 @@ from sandkeep.errors import LimitReached, PathNotFound, WrongState
 from sandkeep.host.layers.tree import remove_tree
 from sandkeep.supervisor.checkpoint import Report, copy_upper
 from sandkeep.supervisor.copying import open_beneath
-from tests.host.layers_help import listing, mounted, needs_root, run_forked
+from tests.host.layers_help import listing, mounted, needs_root, plant, run_forked, shake
 
 
 def nothing() -> None:
@@ -177,6 +178,32 @@ def test_changes_between_the_passes_are_in_the_copy(tmp_path: Path) -> None:
     copy(upper, tmp_path / "copy", freeze=change)
     assert listing(str(tmp_path / "copy")) == listing(str(upper))
     assert os.lstat(tmp_path / "copy/sparse").st_blocks * 512 < 1 << 20
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_changes_all_along_are_in_the_copy(tmp_path: Path, seed: int) -> None:
+    """Changes come while the walk runs and, last, just before the frozen pass."""
+    rng = random.Random(seed)
+    upper = tmp_path / "upper"
+    upper.mkdir()
+    plant(str(upper), rng, 2)
+    frozen = False
+    asked = 0
+
+    def freeze() -> None:
+        nonlocal frozen
+        shake(str(upper), rng, 20)
+        frozen = True
+
+    def cancelled() -> bool:
+        nonlocal asked
+        asked += 1
+        if not frozen and asked % 7 == 0:
+            shake(str(upper), rng, 3)
+        return False
+
+    copy(upper, tmp_path / "copy", freeze=freeze, cancelled=cancelled)
+    assert listing(str(tmp_path / "copy")) == listing(str(upper))
 
 
 def test_an_inode_number_used_again_for_something_else_is_no_rewrite(tmp_path: Path) -> None:
