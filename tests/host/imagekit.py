@@ -43,9 +43,22 @@ class Ran:
     err: str
 
 
-def call(data: str, mode: Mode, method: str, *args: Any, python: str = sys.executable, **kwargs: Any) -> Any:
-    """``ImageStore(data, mode=mode).<method>(…)`` in a worker of that mode; images come back as ``Image``."""
+def call(
+    data: str,
+    mode: Mode,
+    method: str,
+    *args: Any,
+    python: str = sys.executable,
+    hidden: Sequence[str] = (),
+    root: str = "/",
+    **kwargs: Any,
+) -> Any:
+    """``ImageStore(data, mode=mode).<method>(…)`` in a worker of that mode; images come back as ``Image``.
+
+    The worker may be another interpreter, on a host where some paths are hidden or whose root is elsewhere.
+    """
     request = {"do": "call", "data": data, "mode": mode, "method": method, "args": args, "kwargs": kwargs}
+    request |= {"hidden": list(hidden), "root": root}
     done = _child(request, python=python)
     if done.returncode or not done.stdout.strip():
         raise AssertionError(f"worker died: {done.stderr}")
@@ -403,6 +416,12 @@ def _main() -> int:
         return _run(request)
     if request["do"] == "look":
         return _look(request)
+    for path in request["hidden"]:
+        if os.path.isdir(path):
+            sc.mount("none", path, "tmpfs")
+        elif os.path.exists(path):
+            sc.mount("/dev/null", path, None, sc.MS_BIND)
+    os.chroot(request["root"])
     try:
         store = ImageStore(request["data"], mode=request["mode"])
         value = getattr(store, request["method"])(*request["args"], **request["kwargs"])

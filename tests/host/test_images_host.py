@@ -16,7 +16,7 @@ from typing import get_args
 
 import pytest
 
-from sandkeep.errors import InvalidRequest, NotFound, WrongState
+from sandkeep.errors import HostCannot, InvalidRequest, NotFound, WrongState
 from sandkeep.host.images import Image
 from sandkeep.host.images.hostimage.accounts import Accounts
 from sandkeep.host.images.tree import Mode
@@ -269,6 +269,41 @@ def test_an_image_in_use_is_not_removed(masked: Host) -> None:
     assert imagekit.call(data, masked.mode, "list") == []
     with pytest.raises(NotFound):
         imagekit.call(data, masked.mode, "get", image.id)
+
+
+def test_a_host_without_a_known_package_manager_gives_an_image_too(host: Host) -> None:
+    directory = imagekit.own_directory(f"{host.directory}/plain", host.mode)
+    data = imagekit.own_directory(f"{directory}/data", host.mode)
+    hidden = ["/var/lib/dpkg", "/usr/bin/dpkg-query", "/etc/passwd", "/etc/group"]
+    plain = Host(host.mode, directory, imagekit.call(data, host.mode, "host", hidden=hidden))
+    assert plain.output("sudo id -u; ls -A /var/lib/dpkg 2>/dev/null; true") == "0"
+    assert int(plain.output("ls /etc/ssl/certs | wc -l")) == len(os.listdir("/etc/ssl/certs"))
+
+
+def test_a_host_whose_usr_is_not_merged_is_refused(tmp_path: Path) -> None:
+    imagekit.require_root()
+    for name in ("bin", "usr/bin", "etc"):
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(HostCannot, match="merged /usr") as refused:
+        imagekit.call("/data", "root", "host", root=str(tmp_path))
+    assert refused.value.hint
+
+
+def test_skeletons_of_the_past_go_when_nothing_refers_to_them(tmp_path: Path) -> None:
+    imagekit.require_root()
+    data = f"{tmp_path}/data"
+    before = imagekit.call(data, "root", "host", hidden=["/var/lib/dpkg"])
+    record = f"{data}/images/host/{before.id.removeprefix('host@')}/image.json"
+    os.utime(record, (0, 0))
+    os.makedirs(f"{data}/sessions/ses_1")
+    Path(f"{data}/sessions/ses_1/spec.json").write_text(json.dumps({"image": before.id}))
+    now = imagekit.call(data, "root", "host")
+    assert now.host_key != before.host_key
+    assert os.path.exists(record), "a session refers to it"
+    shutil.rmtree(f"{data}/sessions")
+    imagekit.call(data, "root", "host", masks=["src"])
+    assert not os.path.exists(record)
+    assert len(imagekit.call(data, "root", "list")) == 2
 
 
 def test_an_interpreter_outside_usr_runs_inside_and_makes_venvs(host: Host, tmp_path: Path) -> None:

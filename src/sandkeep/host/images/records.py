@@ -27,6 +27,10 @@ from sandkeep.host.images.streams import Hashing, Source, decompressed
 from sandkeep.host.images.tree import Mode, flavour_of
 from sandkeep.host.images.unpack import unpack
 from sandkeep.host.rootfs import Lower, Slot
+from sandkeep.linux import syscalls as sc
+
+_HOST_KEPT = 7 * 24 * 3600.0
+"""Seconds an unused skeleton is kept: whoever got its image last has long stored the reference by then."""
 
 
 class Records:
@@ -164,6 +168,22 @@ class Records:
                 os.rename(directory, f"{work}/image")  # gone at once, whatever happens to the rest
                 self._remove_unused_layers(work)
 
+    def use_host(self, directory: str) -> Image | None:
+        """Read a skeleton, and note that somebody wanted it."""
+        image = self.read(directory)
+        if image is not None:
+            os.utime(f"{directory}/image.json")
+        return image
+
+    def remove_old_hosts(self) -> None:
+        """Remove skeletons of earlier host states that nobody asked for lately and nothing refers to."""
+        for image in self.images():
+            if image.kind == "host" and not self._users(image):
+                directory = self._directory(image)
+                if time.time() - os.stat(f"{directory}/image.json").st_mtime > _HOST_KEPT:
+                    with self.building("removed") as work:
+                        os.rename(directory, f"{work}/image")
+
     def _remove_unused_layers(self, work: str) -> None:
         kept = {layer for image in self.images() for layer in image.layers}
         for name in os.listdir(f"{self.directory}/layers"):
@@ -227,7 +247,15 @@ def _spellings(name: str) -> set[str]:
 
 
 def publish(work: str, final: str) -> None:
-    """Move a finished directory to its name; if another process was first, its result serves as well."""
+    """Move a finished directory to its name; if another process was first, its result serves as well.
+
+    Its content is on disk before its name is: after a power loss whatever has its name is whole.
+    """
+    fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sc.syncfs(fd)
+    finally:
+        os.close(fd)
     try:
         os.rename(work, final)
     except OSError as error:

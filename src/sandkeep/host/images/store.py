@@ -29,7 +29,7 @@ from sandkeep.host.images.files import locked
 from sandkeep.host.images.hostimage import programs
 from sandkeep.host.images.image import Image, Kind
 from sandkeep.host.images.oci import Config, DockerArchive, Layout, digest_of, own_platform, parse_config
-from sandkeep.host.images.records import Records, find
+from sandkeep.host.images.records import Records, find, publish
 from sandkeep.host.images.reference import parse_reference
 from sandkeep.host.images.registry import Progress, Registry
 from sandkeep.host.images.streams import CHUNK, Hashing, Source, decompressed
@@ -60,10 +60,10 @@ class ImageStore:
         recipe = [hostimage.FORMAT, key, self.mode, hidden, programs.platform_prefix()]
         name = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
         final = f"{self.directory}/host/{name}"
-        if image := self._records.read(final):
+        if image := self._records.use_host(final):
             return image
         with locked(f"{self.directory}/host.lock"):
-            if image := self._records.read(final):
+            if image := self._records.use_host(final):
                 return image
             if progress:
                 progress("host image", 0, 0)
@@ -83,7 +83,8 @@ class ImageStore:
                     warnings=built.warnings,
                 )
                 self._records.write(work, image)
-                os.rename(work, final)
+                publish(work, final)
+            self._records.remove_old_hosts()
             if progress:
                 progress("host image", image.size, image.size)
         return image

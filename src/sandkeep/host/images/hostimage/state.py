@@ -6,6 +6,7 @@ The key changes when packages were installed, removed or upgraded, or when somet
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 
@@ -42,12 +43,19 @@ def require_merged_usr() -> None:
             )
 
 
+@functools.lru_cache(maxsize=8)
+def _content_digest(path: str, *_identity: int) -> bytes:
+    """SHA-256 of a file, read again when its inode, size or time differ: this is asked at every create."""
+    with open(path, "rb") as source:
+        return hashlib.file_digest(source, "sha256").digest()
+
+
 def host_key() -> str:
     digest = hashlib.sha256()
     for path in _CONTENT:
         try:
-            with open(path, "rb") as source:
-                digest.update(hashlib.file_digest(source, "sha256").digest())
+            info = os.stat(path)
+            digest.update(_content_digest(path, info.st_ino, info.st_size, info.st_mtime_ns))
         except OSError:
             digest.update(b"-")
     for path in _TIMES:
