@@ -222,7 +222,7 @@ def shake(root: str, rng: random.Random, amount: int) -> None:
                 case "rename":
                     os.rename(path, new)
                 case "chmod":
-                    os.chmod(path, rng.choice((0o700, 0o755, 0o640)))
+                    os.chmod(path, rng.choice((0o700, 0o755, 0o750)))
                 case "link":
                     os.link(path, new, follow_symlinks=False)
                 case "symlink":

@@ -28,7 +28,7 @@ def memory() -> Iterator[Path]:
     """Many small files: kept in memory."""
     directory = Path(tempfile.mkdtemp(prefix="sandkeep-fold-", dir="/dev/shm"))
     yield directory
-    shutil.rmtree(directory)
+    remove_tree(str(directory))
 
 
 @pytest.fixture
