@@ -82,7 +82,7 @@ class NativeDriver:
         self.mode: Mode = mode or choose_mode()
         self._zygote: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._controls: dict[str, control.Control] = {}
+        self._controls: dict[SessionRef, control.Control] = {}
         self._limits: dict[str, str] = {}
         self._starting = asyncio.Lock()
 
@@ -241,10 +241,10 @@ class NativeDriver:
 
     def control(self, ref: SessionRef) -> control.Control:
         """The connection to a session's supervisor; made when first needed, shared afterwards."""
-        found = self._controls.get(ref.session)
+        found = self._controls.get(ref)
         if found is None:
             found = control.Control(self._directory(ref.session), ref.generation)
-            self._controls[ref.session] = found
+            self._controls[ref] = found
         return found
 
     def alive(self, session: str) -> bool:
@@ -284,6 +284,8 @@ class NativeDriver:
         if not os.path.isdir(directory):
             raise NotFound(f"no session {ref.session} on this host", kind="session", name=ref.session)
         state = control.read_state(directory)
+        if state.get("generation", ref.generation) != ref.generation:
+            raise SessionStopped(f"session {ref.session} has been replaced", session=ref.session)
         if state.get("status") != "stopped":
             state |= {"status": "aborted", "reason": "supervisor died"}
         return state
@@ -305,7 +307,7 @@ class NativeDriver:
         """Drop the connection to an ended session, once its supervisor is really gone."""
         if (await self.state(ref))["status"] == "running":
             raise WrongState(f"session {ref.session} is running", session=ref.session)
-        found = self._controls.pop(ref.session, None)
+        found = self._controls.pop(ref, None)
         if found is not None:
             await found.close()
         await asyncio.get_running_loop().run_in_executor(None, self._await_release, ref.session)
@@ -387,14 +389,18 @@ class NativeDriver:
     async def output(
         self, ref: SessionRef, process: str, *, offset: int = 0, follow: bool = True
     ) -> AsyncIterator[Item]:
-        """What a process printed, from any offset; with ``follow`` until it has ended."""
+        """What a process printed, from any offset.
+
+        With ``follow`` until it has ended; without, what is there now, which includes what its children have
+        written since it ended.
+        """
         reader = OutputReader(f"{self.process_directory(ref, process)}/output", offset)
         try:
             while True:
                 items = reader.read()
                 for item in items:
                     yield item
-                if reader.ended or (not items and reader.final) or (not items and not follow):
+                if (reader.ended and follow) or (not items and (reader.final or not follow)):
                     return
                 if not items:
                     reader.final = not await self._more_output(ref, process, reader.offset)
@@ -404,11 +410,11 @@ class NativeDriver:
     async def _more_output(self, ref: SessionRef, process: str, offset: int) -> bool:
         """Wait until there is more output; False when nobody is left to write any."""
         try:
-            await self.control(ref).request("process.output", process=process, offset=offset)
+            answer = await self.control(ref).request("process.output", process=process, offset=offset)
         except SessionStopped:
             self._saved_record(ref, process)
             return False
-        return True
+        return not answer["ended"] or answer["offset"] > offset
 
     async def signal(self, ref: SessionRef, number: int, process: str | None = None) -> None:
         await self.control(ref).request("process.signal", process=process, signal=number)
