@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ def read_json(path: str) -> Any:
 
 def write_json(path: str, body: Any) -> None:
     """Replace ``path`` as a whole: readers see the old content or the new."""
-    temporary = f"{path}.{os.getpid()}.new"
+    temporary = f"{path}.{threading.get_native_id()}.new"
     with open(temporary, "w", encoding="utf-8") as out:
         json.dump(body, out, indent=1)
         out.flush()

@@ -151,7 +151,8 @@ class Records:
     def remove(self, image: Image, name: str) -> None:
         """Take ``name`` from the image, and remove it with its last name; by its id, in any case."""
         others = tuple(other for other in image.names if other not in _spellings(name))
-        with locked(f"{self.directory}/store.lock"):
+        # The trees are deleted at the end of the outer block, when nobody is kept waiting.
+        with self.building("removed") as work, locked(f"{self.directory}/store.lock"):
             directory = self._directory(image)
             if name != image.id and others:
                 self.write(directory, replace(image, names=others))
@@ -164,9 +165,8 @@ class Records:
                     image=image.id,
                     used_by=users,
                 )
-            with self.building("removed") as work:
-                os.rename(directory, f"{work}/image")  # gone at once, whatever happens to the rest
-                self._remove_unused_layers(work)
+            os.rename(directory, f"{work}/image")
+            self._remove_unused_layers(work)
 
     def use_host(self, directory: str) -> Image | None:
         """Read a skeleton, and note that somebody wanted it."""

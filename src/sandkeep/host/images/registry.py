@@ -108,6 +108,7 @@ class Registry:
         file = _open_locked(_part(directory, blob), stop)
         try:
             if has():
+                os.unlink(_part(directory, blob))  # whoever was first is done with it; this is a new one
                 file.close()
                 return None
             _Download(self._transport, blob, file.fileno(), report, stop).run()

@@ -33,7 +33,8 @@ class Tree:
         self.mode = mode
         self.flavour: Flavour = flavour_of(mode)
         self.size = 0
-        os.makedirs(root, mode=0o755, exist_ok=True)
+        os.makedirs(root, exist_ok=True)
+        os.chmod(root, 0o755)  # whatever the umask
 
     def path(self, name: str) -> str:
         return os.path.join(self.root, name) if name else self.root

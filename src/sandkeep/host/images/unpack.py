@@ -178,8 +178,9 @@ class _Unpacker:
                 fd = sc.openat2(self._root, above or b".", os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
                 higher, _, base = above.rpartition(b"/")
-                os.mkdir(base, 0o755, dir_fd=self._parent(higher))
+                os.mkdir(base, dir_fd=self._parent(higher))
                 fd = sc.openat2(self._root, above, os.O_RDONLY | os.O_DIRECTORY)
+                os.fchmod(fd, 0o755)  # whatever the umask
             self._parents[above] = fd
         return fd
 
