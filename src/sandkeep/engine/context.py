@@ -16,6 +16,8 @@ from sandkeep.host.storage import Storage
 from sandkeep.store import Store
 from sandkeep.store.rows import Session
 
+_FINISH_SECONDS = 10.0
+
 
 class Context:
     def __init__(
@@ -36,6 +38,7 @@ class Context:
         self.log = log
         self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._finishing: set[asyncio.Task[Any]] = set()
 
     @staticmethod
     def now_ms() -> int:
@@ -87,20 +90,28 @@ class Context:
             data=data,
         )
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run something beside requests; a failure is logged, never lost, and close waits for it."""
+    def spawn(
+        self, work: Coroutine[Any, Any, None], name: str, *, finish: bool = False
+    ) -> asyncio.Task[None]:
+        """Run something beside requests; a failure is logged, never lost.
+
+        ``close`` waits a little for what is to ``finish``, and cuts off the rest.
+        """
         task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
+        (self._finishing if finish else self._tasks).add(task)
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._finishing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.log("task failed", task=task.get_name(), error=repr(error))
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
+        if self._finishing:
+            await asyncio.wait(self._finishing, timeout=_FINISH_SECONDS)
+        tasks = [*self._tasks, *self._finishing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -78,7 +78,7 @@ class Drives:
         drive = self._store.drives.delete(project, self.get(project, name).name)
         if drive.layer is not None:
             await self._context.storage.call("layer.release", layer=drive.layer, holder=drive.id)
-            self._context.spawn(collect(self._context), "collect layers")
+            self._context.spawn(collect(self._context), "collect layers", finish=True)
         return drive
 
 

@@ -16,6 +16,7 @@ from sandkeep.engine.sessions import Sessions
 from sandkeep.engine.settings import Settings
 from sandkeep.engine.snapshots import Snapshots
 from sandkeep.engine.upkeep import Upkeep
+from sandkeep.host.layers.btrfs import create_data_directory
 from sandkeep.host.native.driver import NativeDriver
 from sandkeep.host.storage import Storage
 from sandkeep.store import Store
@@ -46,7 +47,7 @@ class Engine:
         cls, data_dir: str, *, settings: Settings | None = None, log: Callable[..., None] = _silent
     ) -> Engine:
         """Open a data directory, find its sessions again, and start looking after them."""
-        os.makedirs(data_dir, mode=0o700, exist_ok=True)
+        create_data_directory(data_dir)
         driver = NativeDriver(data_dir)
         store = Store.open(os.path.join(data_dir, "store.db"), now_ms=Context.now_ms())
         try:

@@ -301,7 +301,7 @@ class Sandboxes:
         for snapshot in orphans:
             await self._snapshots.delete(project, snapshot.id)
         self._remove_sessions(ended)
-        self._context.spawn(collect(self._context), "collect layers")
+        self._context.spawn(collect(self._context), "collect layers", finish=True)
         return sandbox
 
     def _all_sessions(self, project: str, sandbox: Sandbox) -> list[Session]:
@@ -323,7 +323,7 @@ class Sandboxes:
             for session in sessions:
                 await self._context.remove_session(session)
 
-        self._context.spawn(remove(), "remove sessions")
+        self._context.spawn(remove(), "remove sessions", finish=True)
 
 
 def columns(spec: SandboxSpec) -> dict[str, Any]:

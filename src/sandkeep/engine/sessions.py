@@ -251,7 +251,7 @@ class Sessions:
             stop_reason=state.get("reason"),
         )
         self._context.event("session.ended", ended, reason=ended.stop_reason, status=ended.status)
-        self._context.spawn(self._context.driver.forget(ref), f"forget {session.id}")
+        self._context.spawn(self._context.driver.forget(ref), f"forget {session.id}", finish=True)
         return ended, snapshot
 
     def _sandbox_of(self, session: Session) -> Sandbox | None:

@@ -41,7 +41,7 @@ class Snapshots:
         deleted = self._store.snapshots.delete(project, snapshot, now_ms=self._context.now_ms())
         if before.status is SnapshotStatus.CREATED:
             await self._context.storage.call("layer.release", layer=before.layer, holder=before.id)
-            self._context.spawn(collect(self._context), "collect layers")
+            self._context.spawn(collect(self._context), "collect layers", finish=True)
         return deleted
 
     def tree(self, project: str, anchor: str, *, descendants: bool, limit: int) -> Tree:

@@ -7,10 +7,12 @@ in place, or raises and leaves nothing: the child is killed, control groups remo
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
 import socket
+import zlib
 from typing import Any, Final
 
 from sandkeep.errors import InternalError, IsolationUnavailable, SandkeepError
@@ -62,10 +64,35 @@ class Host:
         """``root``, ``subuid`` or ``single``."""
         # On pure v2 controllers can only be passed on from a group without processes of its own, so we and
         # whoever started us move to a leaf beside the sessions where that is permitted.
-        self.hierarchy = cgroup.detect().prepare([os.getpid(), os.getppid()])
+        group = f"sandkeep-{zlib.crc32(os.fsencode(data_dir)):08x}"
+        self.hierarchy = cgroup.detect(parent=group).prepare([os.getpid(), os.getppid()])
+        self._sweep()
         self.filter = init_filter(mode)
         self.device_tree = mounts.device_template() if mode == "root" else -1
         self.counter = 0
+
+    def _sweep(self) -> None:
+        """Control groups of supervisors that died before they could remove them."""
+        for name in self.hierarchy.leftovers():
+            if not _is_locked(f"{self.data_dir}/sessions/{name}/lock"):
+                group = self.hierarchy.open(name)
+                if group.capabilities["kill"].usable:
+                    group.kill()
+                group.remove()
+
+
+def _is_locked(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def init_filter(mode: str) -> bytes | None:

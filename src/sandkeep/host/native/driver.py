@@ -24,7 +24,8 @@ from sandkeep.errors import (
 )
 from sandkeep.host import control
 from sandkeep.host.driver import Capabilities, ProcessSpec, SessionRef, SessionSpec
-from sandkeep.linux import sockets
+from sandkeep.host.layers.btrfs import create_data_directory
+from sandkeep.linux import cgroup, sockets
 from sandkeep.supervisor.outputlog import Item, OutputReader
 from sandkeep.supervisor.process import replace_json
 
@@ -93,6 +94,7 @@ class NativeDriver:
         async with self._starting:
             if self._zygote_listens():
                 return
+            create_data_directory(self.data_dir)
             for name in ("sessions", "empty"):
                 os.makedirs(f"{self.data_dir}/{name}", mode=0o755, exist_ok=True)
             os.chmod(self.data_dir, 0o700)
@@ -322,6 +324,13 @@ class NativeDriver:
             fcntl.flock(fd, fcntl.LOCK_EX)
         finally:
             os.close(fd)
+        self._sweep(session)
+
+    def _sweep(self, session: str) -> None:
+        """Remove control groups that a supervisor left because it was killed."""
+        record = control.read_state(self._directory(session)).get("cgroup") or {}
+        places = {name: cgroup.Place(*place) for name, place in record.items()}
+        cgroup.SessionCgroup(session, places, {}).remove()
 
     async def set_deadline(self, ref: SessionRef, deadline_ms: int | None) -> None:
         await self.control(ref).request("session.extend", deadline_ms=deadline_ms)

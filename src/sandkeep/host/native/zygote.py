@@ -145,7 +145,10 @@ def _supervise(host: boot.Host, session: str, reply: socket.socket) -> NoReturn:
             reply.send(json.dumps({"error": failure.to_json()}).encode())
             os._exit(1)
         boot_us = (time.monotonic_ns() - started) // 1000
-        reply.send(json.dumps({"state": supervisor.state(), "boot_us": boot_us}).encode())
+        try:
+            reply.send(json.dumps({"state": supervisor.state(), "boot_us": boot_us}).encode())
+        except OSError:
+            pass  # whoever asked is gone; the session is there for whoever comes next
         reply.close()
         supervisor.run()
     finally:
@@ -187,5 +190,5 @@ _KEPT: list[int] = []
 def _hold_lock(dir_fd: int) -> int:
 
     lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # recovery may hold it for a moment to look
     return lock

@@ -1,0 +1,309 @@
+"""The engine's promises, one at a time, on real sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from sandkeep.engine.settings import Settings
+from sandkeep.errors import (
+    DriveAttached,
+    DriveNotInitialized,
+    ExecutableNotFound,
+    ImageError,
+    InvalidRequest,
+    LimitReached,
+    NameTaken,
+    NotFound,
+    SessionStopped,
+    SnapshotGone,
+    TimeoutInvalid,
+)
+from sandkeep.store.rows import CreationMethod, ProcessStatus, SessionStatus
+from sandkeep.types import Mount, MountMode, SandboxSpec, SnapshotRetention, SnapshotSource
+from tests.engine.englab import EngineLab
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLab]:
+    with EngineLab(str(tmp_path_factory.mktemp("engine"))) as lab:
+        yield lab
+
+
+def test_a_stopped_sandbox_resumes_with_its_files(lab: EngineLab) -> None:
+    first = lab.create("keeps-files")
+    lab.sh(first.session.id, "echo one > note; sudo sh -c 'echo two > /etc/two'")
+    ended, snapshot = lab.do(lab.engine.sessions.stop(lab.project, first.session.id))
+    assert ended.status is SessionStatus.STOPPED
+    assert snapshot is not None and snapshot.method is CreationMethod.AUTOMATIC
+    again = lab.do(lab.engine.sandboxes.resume(lab.project, "keeps-files"))
+    assert again.resumed and again.session.id != first.session.id
+    assert again.session.source_snapshot == snapshot.id == again.sandbox.current_snapshot
+    assert lab.sh(again.session.id, "cat note /etc/two") == "one\ntwo\n"
+
+
+def test_resume_of_a_running_sandbox_is_a_no_op(lab: EngineLab) -> None:
+    started = lab.create("runs")
+    again = lab.do(lab.engine.sandboxes.resume(lab.project, "runs"))
+    assert (again.resumed, again.session.id) == (False, started.session.id)
+
+
+def test_get_never_resumes(lab: EngineLab) -> None:
+    started = lab.create("asleep")
+    lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    assert lab.engine.sandboxes.get(lab.project, "asleep").session.status is SessionStatus.STOPPED
+
+
+def test_stop_twice_returns_the_same_snapshot(lab: EngineLab) -> None:
+    started = lab.create("stopped-twice")
+    once = lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    twice = lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    assert once == twice
+
+
+def test_a_session_scoped_call_after_stop_says_stopped(lab: EngineLab) -> None:
+    started = lab.create("over")
+    lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    with pytest.raises(SessionStopped):
+        lab.sh(started.session.id, "true")
+    with pytest.raises(SessionStopped):
+        lab.do(lab.engine.files.do(lab.project, started.session.id, "stat", path="/etc"))
+
+
+def test_non_persistent_sandboxes_start_clean(lab: EngineLab) -> None:
+    started = lab.create("forgetful", persistent=False)
+    lab.sh(started.session.id, "echo x > left")
+    _, snapshot = lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    assert snapshot is None
+    again = lab.do(lab.engine.sandboxes.resume(lab.project, "forgetful"))
+    assert lab.sh(again.session.id, "ls") == ""
+
+
+def test_a_manual_snapshot_ends_the_session_and_is_kept_even_when_not_persistent(lab: EngineLab) -> None:
+    started = lab.create("by-hand", persistent=False)
+    lab.sh(started.session.id, "echo x > kept")
+    ended, snapshot = lab.do(lab.engine.sessions.snapshot(lab.project, started.session.id))
+    assert ended.status is SessionStatus.STOPPED and snapshot.method is CreationMethod.MANUAL
+    again = lab.do(lab.engine.sandboxes.resume(lab.project, "by-hand"))
+    assert lab.sh(again.session.id, "cat kept") == "x\n"
+
+
+def test_a_checkpoint_leaves_the_session_running_and_can_be_started_from(lab: EngineLab) -> None:
+    started = lab.create("goes-on")
+    lab.sh(started.session.id, "echo before > f")
+    session, snapshot = lab.do(lab.engine.sessions.checkpoint(lab.project, started.session.id))
+    assert session.status is SessionStatus.RUNNING
+    lab.sh(started.session.id, "echo after > f")
+    other = lab.create("from-checkpoint", source=SnapshotSource(snapshot.id))
+    assert lab.sh(other.session.id, "cat f") == "before\n"
+    assert lab.sh(started.session.id, "cat f") == "after\n"
+
+
+def test_rollback_points_the_next_session_at_another_snapshot(lab: EngineLab) -> None:
+    started = lab.create("back")
+    lab.sh(started.session.id, "echo old > f")
+    _, old = lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    assert old is not None
+    again = lab.do(lab.engine.sandboxes.resume(lab.project, "back"))
+    lab.sh(again.session.id, "echo new > f")
+    lab.do(lab.engine.sessions.stop(lab.project, again.session.id))
+    lab.do(lab.engine.sandboxes.update(lab.project, "back", {}, current_snapshot=old.id))
+    back = lab.do(lab.engine.sandboxes.resume(lab.project, "back"))
+    assert lab.sh(back.session.id, "cat f") == "old\n"
+    with pytest.raises(NotFound):
+        lab.do(lab.engine.sandboxes.update(lab.project, "back", {}, current_snapshot="snap_unknown"))
+    assert lab.engine.sandboxes.get(lab.project, "back").sandbox.current_snapshot == old.id
+
+
+def test_fork_copies_configuration_and_files_but_not_mounts(lab: EngineLab) -> None:
+    lab.do(lab.engine.drives.get_or_create(lab.project, "not-inherited", region="iad1"))
+    origin = lab.create(
+        "origin",
+        env={"A": "1"},
+        tags={"k": "v"},
+        mounts={"/mnt/d": Mount("not-inherited", MountMode.READ_WRITE)},
+    )
+    lab.sh(origin.session.id, "echo x > f")
+    lab.do(lab.engine.sessions.stop(lab.project, origin.session.id))
+    fork = lab.do(
+        lab.engine.sandboxes.fork(lab.project, "origin", {"name": "forked", "tags": {"z": "1"}, "mounts": {}})
+    )
+    assert dict(fork.sandbox.env) == {"A": "1"} and dict(fork.sandbox.tags) == {"z": "1"}
+    assert dict(fork.sandbox.mounts) == {}
+    assert lab.sh(fork.session.id, "cat f; echo $A") == "x\n1\n"
+
+
+def test_destroy_frees_the_name_from_every_state(lab: EngineLab) -> None:
+    for state in ("running", "stopped", "snapshotted"):
+        started = lab.create("reused")
+        if state == "stopped":
+            lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+        elif state == "snapshotted":
+            lab.do(lab.engine.sessions.snapshot(lab.project, started.session.id))
+        lab.do(lab.engine.sandboxes.destroy(lab.project, "reused"))
+        with pytest.raises(NotFound):
+            lab.engine.sandboxes.get(lab.project, "reused")
+
+
+def test_the_deadline_behaves_as_stop(lab: EngineLab) -> None:
+    started = lab.create("short", timeout=timedelta(milliseconds=700))
+    lab.sh(started.session.id, "echo kept > f; (setsid sleep 60 &)")
+    assert lab.ended(started.session.id).stop_reason == "deadline reached"
+    again = lab.do(lab.engine.sandboxes.resume(lab.project, "short"))
+    assert lab.sh(again.session.id, "cat f") == "kept\n"
+    assert again.session.timeout_ms == 700
+
+
+def test_extending_changes_this_session_only_and_has_a_maximum(lab: EngineLab) -> None:
+    started = lab.create("longer", timeout=timedelta(minutes=1))
+    longer = lab.do(lab.engine.sessions.extend(lab.project, started.session.id, by_ms=60_000))
+    assert longer.timeout_ms == 120_000
+    assert longer.deadline_ms == (started.session.deadline_ms or 0) + 60_000
+    assert lab.engine.sandboxes.get(lab.project, "longer").sandbox.timeout_ms == 60_000
+    with pytest.raises(TimeoutInvalid):
+        lab.do(lab.engine.sessions.extend(lab.project, started.session.id, by_ms=5 * 86_400_000))
+
+
+def test_a_resume_whose_snapshot_is_gone_says_so(lab: EngineLab) -> None:
+    started = lab.create("no-way-back")
+    _, snapshot = lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    assert snapshot is not None
+    lab.do(lab.engine.snapshots.delete(lab.project, snapshot.id))
+    with pytest.raises(SnapshotGone):
+        lab.do(lab.engine.sandboxes.resume(lab.project, "no-way-back"))
+    lab.do(lab.engine.sandboxes.destroy(lab.project, "no-way-back"))
+
+
+def test_duplicate_names_unknown_images_and_runtimes_are_refused_and_leave_nothing(lab: EngineLab) -> None:
+    lab.create("taken")
+    with pytest.raises(NameTaken):
+        lab.create("taken")
+    with pytest.raises((ImageError, NotFound)):
+        lab.create("nowhere", image="no/such:image")
+    with pytest.raises(InvalidRequest):
+        lab.create("nothing", runtime="cobol60")
+    for name in ("nowhere", "nothing"):
+        with pytest.raises(NotFound):
+            lab.engine.sandboxes.get(lab.project, name)
+
+
+def test_runtimes_and_managed_images_resolve_to_a_local_image(lab: EngineLab) -> None:
+    started = lab.create("by-runtime", runtime="python3.13")
+    assert started.session.runtime == "python3.13" and started.session.image.startswith("host@")
+
+
+def test_keep_last_snapshots_evicts_the_oldest(lab: EngineLab) -> None:
+    started = lab.create("keeps-two", retention=SnapshotRetention(2))
+    made = []
+    for _ in range(3):
+        current = lab.do(lab.engine.sandboxes.resume(lab.project, "keeps-two"))
+        _, snapshot = lab.do(lab.engine.sessions.stop(lab.project, current.session.id))
+        assert snapshot is not None
+        made.append(snapshot.id)
+    lab.do(lab.engine.upkeep.turn())
+    live = lab.engine.store.snapshots.live_of(lab.project, started.sandbox.id)
+    assert [row.id for row in live] == [made[2], made[1]]
+    assert lab.engine.snapshots.get(lab.project, made[0]).status == "deleted"
+
+
+def test_the_snapshot_tree_goes_both_ways(lab: EngineLab) -> None:
+    lab.create("tree")
+    ids = []
+    for _ in range(3):
+        current = lab.do(lab.engine.sandboxes.resume(lab.project, "tree"))
+        _, snapshot = lab.do(lab.engine.sessions.stop(lab.project, current.session.id))
+        assert snapshot is not None
+        ids.append(snapshot.id)
+    up = lab.engine.snapshots.tree(lab.project, ids[2], descendants=False, limit=10)
+    assert [node.snapshot.id for node in up.nodes] == [ids[1], ids[0]] and up.next is None
+    down = lab.engine.snapshots.tree(lab.project, ids[0], descendants=True, limit=1)
+    assert [node.snapshot.id for node in down.nodes] == [ids[1]] and down.next == ids[1]
+
+
+def test_a_drive_is_written_by_one_session_and_read_by_many(lab: EngineLab) -> None:
+    lab.do(lab.engine.drives.get_or_create(lab.project, "shared", region="iad1"))
+    with pytest.raises(DriveNotInitialized):
+        lab.do(lab.engine.drives.fork(lab.project, "shared", name="too-early"))
+    writer = lab.create("writer", mounts={"/data": Mount("shared", MountMode.READ_WRITE)})
+    lab.sh(writer.session.id, "echo v1 > /data/f")
+    with pytest.raises(DriveAttached):
+        lab.create("second-writer", mounts={"/data": Mount("shared", MountMode.READ_WRITE)})
+    with pytest.raises(DriveAttached):
+        lab.do(lab.engine.drives.delete(lab.project, "shared"))
+    lab.do(lab.engine.sessions.stop(lab.project, writer.session.id))
+    readers = [
+        lab.create(f"reader{i}", mounts={"/data": Mount("shared", MountMode.SNAPSHOT)}) for i in (1, 2)
+    ]
+    again = lab.do(lab.engine.sandboxes.resume(lab.project, "writer"))
+    lab.sh(again.session.id, "echo v2 > /data/f")
+    for reader in readers:
+        script = "cat /data/f; touch /data/x 2>/dev/null || echo read-only"
+        assert lab.sh(reader.session.id, script) == "v1\nread-only\n"
+    lab.do(lab.engine.sessions.stop(lab.project, again.session.id))
+    fork = lab.do(lab.engine.drives.fork(lab.project, "shared", name="branch"))
+    assert fork.parent == lab.engine.drives.get(lab.project, "shared").id
+    third = lab.create("third", mounts={"/data": Mount("branch", MountMode.READ_WRITE)})
+    assert lab.sh(third.session.id, "cat /data/f") == "v2\n"
+
+
+def test_process_records_and_logs_outlive_the_session(lab: EngineLab) -> None:
+    started = lab.create("records")
+    process = lab.do(
+        lab.engine.processes.start(
+            lab.project, started.session.id, command="sh", args=["-c", "echo out; echo err >&2; exit 7"]
+        )
+    )
+    ended = lab.do(lab.engine.processes.wait(lab.project, started.session.id, process.id))
+    assert (ended.status, ended.exit_code) == (ProcessStatus.EXITED, 7)
+    sleeper = lab.do(
+        lab.engine.processes.start(lab.project, started.session.id, command="sleep", args=["60"])
+    )
+    lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    assert lab.text(started.session.id, process.id) == b"out\nerr\n"
+    lost = lab.engine.processes.get(lab.project, started.session.id, sleeper.id)
+    assert lost.status is ProcessStatus.LOST and lost.reason
+
+
+def test_a_missing_executable_is_its_own_error(lab: EngineLab) -> None:
+    started = lab.create("no-program")
+    with pytest.raises(ExecutableNotFound):
+        lab.do(lab.engine.processes.start(lab.project, started.session.id, command="no-such-program"))
+
+
+def test_observed_processes_have_the_same_records_and_logs(lab: EngineLab) -> None:
+    started = lab.create("observer")
+    process = lab.engine.processes.observe(lab.project, started.session.id, command="elsewhere")
+    for number in range(3):
+        lab.engine.processes.append(
+            lab.project, started.session.id, process.id, stream="stdout", data=b"%d\n" % number
+        )
+    ended = lab.engine.processes.finish(lab.project, started.session.id, process.id, exit_code=0)
+    assert ended.status is ProcessStatus.EXITED
+    assert lab.text(started.session.id, process.id) == b"0\n1\n2\n"
+
+
+def test_limits_per_project_are_stated_and_enforced(tmp_path: Path) -> None:
+    with EngineLab(str(tmp_path / "data"), Settings(max_active_sessions=1)) as lab:
+        lab.create("one")
+        with pytest.raises(LimitReached):
+            lab.create("two")
+
+
+def test_an_idle_session_is_stopped_when_asked_for(tmp_path: Path) -> None:
+    with EngineLab(str(tmp_path / "data")) as lab:
+        started = lab.create("dozes")
+        lab.engine.store.sandboxes.update(lab.project, "dozes", now_ms=1, idle_timeout_ms=1)
+        lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+        again = lab.do(lab.engine.sandboxes.resume(lab.project, "dozes"))
+        lab.do(asyncio.sleep(0.05))
+        lab.do(lab.engine.upkeep.turn())
+        assert lab.engine.sessions.get(lab.project, again.session.id).status is SessionStatus.STOPPED
+
+
+def test_names_are_generated_when_omitted(lab: EngineLab) -> None:
+    started = lab.do(lab.engine.sandboxes.create(lab.project, SandboxSpec()))
+    assert started.sandbox.name
