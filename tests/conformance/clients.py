@@ -10,11 +10,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
+import termios
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,6 +93,46 @@ class Client:
             check=False,
         )
         return Outcome(finished.returncode, finished.stdout, finished.stderr)
+
+    def run_in_terminal(
+        self, *arguments: str, server: Server, cwd: Path, typed: str, seconds: float = 60
+    ) -> Outcome:
+        """Run it in a terminal of 120 columns and 40 rows, and type something once it has said something."""
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        try:
+            process = subprocess.Popen(
+                [*self.command, *arguments],
+                env={**_environment(server, self.preload), "TERM": "xterm"},
+                cwd=cwd,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+        seen = bytearray()
+        deadline = time.monotonic() + seconds
+        try:
+            waiting = typed.encode()
+            while time.monotonic() < deadline:
+                if select.select([ours], [], [], 1)[0]:
+                    try:
+                        seen += os.read(ours, 65536)
+                    except OSError:
+                        # How the end of a terminal is told to its other side.
+                        break
+                # The client says what it runs when it starts to pass on what is typed.
+                if waiting and b"$ " in seen:
+                    os.write(ours, waiting)
+                    waiting = b""
+            return Outcome(process.wait(10), seen.decode(errors="replace"), "")
+        finally:
+            os.close(ours)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
 
 def _environment(server: Server, preload: Path | None) -> dict[str, str]:

@@ -60,7 +60,8 @@ SHARED: dict[str, Any] = {
         "same_session": True,
     },
     "extend_by_update": {"sandbox": 600000, "session": 600000},
-    "delete": {"after": [404, "not_found"], "snapshot": "deleted"},
+    "delete": {"after": [404, "not_found"]},
+    "delete_orphan_snapshots": {"snapshot": "deleted"},
     "fork": {
         "text": "kept\n",
         "env": "inherited\n",
@@ -180,5 +181,5 @@ NODE: dict[str, Any] = {
     "interactive_url": {"url": True, "token": True, "query": False},
 }
 
-NODE_3_ONLY = {"failover_region", "drives"}
+NODE_3_ONLY = {"failover_region", "drives", "delete_orphan_snapshots"}
 """Features older versions of the client do not have."""

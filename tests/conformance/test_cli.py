@@ -105,7 +105,8 @@ def test_copy_both_ways(cli: Run, name: str, tmp_path: Path) -> None:
     cli("cp", "up.bin", f"{name}:/vercel/sandbox/there.bin")
     cli("cp", f"{name}:/vercel/sandbox/there.bin", "down.bin")
     assert (tmp_path / "down.bin").read_bytes() == (tmp_path / "up.bin").read_bytes()
-    assert cli("cp", f"{name}:/vercel/sandbox/none", "none", status=None).status != 0
+    assert "File not found" in words(cli("cp", f"{name}:/vercel/sandbox/none", "none", status=None))
+    assert not (tmp_path / "none").exists()
 
 
 def test_list_by_prefix_and_tag(cli: Run, name: str) -> None:
@@ -198,11 +199,27 @@ def test_drives(cli: Run, name: str) -> None:
     cli("drives", "rm", drive)
 
 
-def test_an_interactive_command_ends_with_its_exit_code(cli: Run, name: str) -> None:
+def test_an_interactive_command_ends_with_its_exit_code(
+    cli: Run, cli_client: Client, server: Server, name: str, tmp_path: Path
+) -> None:
     cli("create", "--name", name)
-    done = cli("exec", "--interactive", name, "--", "sh", "-c", "echo in''side; exit 4", status=None)
-    assert "inside" in done.stdout
+    script = "stty size; read line; echo got $line; exit 4"
+    done = cli_client.run_in_terminal(
+        "exec", "--interactive", name, "--", "sh", "-c", script, server=server, cwd=tmp_path, typed="hi\r"
+    )
+    assert "40 120" in done.stdout
+    assert "got hi" in done.stdout
     assert done.status == 4
+
+
+def test_connect_gives_a_shell(
+    cli: Run, cli_client: Client, server: Server, name: str, tmp_path: Path
+) -> None:
+    cli("create", "--name", name)
+    typed = "echo in''side; exit 5\r"
+    done = cli_client.run_in_terminal("connect", name, server=server, cwd=tmp_path, typed=typed)
+    assert "inside" in done.stdout
+    assert done.status == 5
 
 
 def test_scope_flags_and_a_token_alone(cli_client: Client, server: Server, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -55,6 +56,9 @@ class CuttingProxy:
                 except OSError:
                     return
                 if not data or (budget and budget[0] < 0):
+                    # Closing alone would wait for the other thread, which is reading from the same socket.
+                    with suppress(OSError):
+                        client.shutdown(socket.SHUT_RDWR)
                     return
 
     def _requests(self, client: socket.socket, server: socket.socket, budget: list[int]) -> None:

@@ -51,8 +51,8 @@ async def routes(bench: Bench) -> Any:
 @scenario
 async def drives(bench: Bench) -> Any:
     client, name = bench.client, bench.name("drive")
-    drive = await client.get_or_create_drive(name=name)
-    again = await client.get_or_create_drive(name=name)
+    drive, created = await client.get_or_create_drive(name=name)
+    again, created_again = await client.get_or_create_drive(name=name)
     try:
         query = api.DriveQueryByName(name_prefix=bench.prefix)
         listed = [found.name async for found in client.query_drives(query=query)]
@@ -65,8 +65,8 @@ async def drives(bench: Bench) -> Any:
     finally:
         deleted = await client.delete_drive(name=name)
     return {
-        "created": drive.name == name,
-        "again_same": again.id == drive.id,
+        "created": created,
+        "again_same": not created_again and again.id == drive.id,
         "listed": listed == [name],
         "text": text,
         "attached": attached,
@@ -77,7 +77,7 @@ async def drives(bench: Bench) -> Any:
 @scenario
 async def drive_fork(bench: Bench) -> Any:
     client, name, copy = bench.client, bench.name("drive"), bench.name("copy")
-    drive = await client.get_or_create_drive(name=name)
+    drive, _ = await client.get_or_create_drive(name=name)
     async with bench.box(mounts={"/data": drive}) as box:
         await sh(box, "echo x > /data/file")
         await box.stop()

@@ -282,11 +282,18 @@ const scenarios = {
 
   async delete() {
     const one = await box();
+    await one.delete();
+    made.delete(name());
+    return { after: await refusal(get()) };
+  },
+
+  async delete_orphan_snapshots() {
+    const one = await box();
     await one.stop();
     const snapshotId = (await get()).currentSnapshotId;
     await one.delete({ deleteOrphanSnapshots: true });
     made.delete(name());
-    return { after: await refusal(get()), snapshot: (await Snapshot.get({ snapshotId })).status };
+    return { snapshot: (await Snapshot.get({ snapshotId })).status };
   },
 
   async fork() {
