@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from sandkeep.errors import InvalidRequest
 from sandkeep.host.images.hostimage import graft, programs
 from sandkeep.host.images.hostimage.accounts import HOME, SUDO_GROUP, USER, USER_ID, Accounts
-from sandkeep.host.images.hostimage.etc import build_etc, home_directories
+from sandkeep.host.images.hostimage.etc import build_etc
 from sandkeep.host.images.hostimage.state import MERGED, host_key, require_merged_usr
 from sandkeep.host.images.hostimage.survey import survey
-from sandkeep.host.images.hostimage.var import build_top, build_var
+from sandkeep.host.images.hostimage.var import build_top, build_var, home_directories
 from sandkeep.host.images.tree import Mode, Tree
 from sandkeep.host.rootfs import Bind, Lower, Slot
 

@@ -12,7 +12,7 @@ import os
 import stat
 import subprocess
 
-from sandkeep.host.images.hostimage.accounts import HOME, SUDO_GROUP, Accounts
+from sandkeep.host.images.hostimage.accounts import SUDO_GROUP, Accounts
 from sandkeep.host.images.tree import Tree
 
 NEVER = (
@@ -253,14 +253,3 @@ def _has_md5(path: str, md5: str) -> bool:
             return hashlib.file_digest(source, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == md5
     except OSError:
         return False
-
-
-def home_directories(tree: Tree, *, uid: int, gid: int) -> None:
-    """Where people and programs expect to write."""
-    tree.directory(HOME[1:], 0o755, uid=uid, gid=gid)
-    tree.directory("vercel/sandbox", 0o755, uid=uid, gid=gid)
-    tree.directory("vercel/bin", 0o755, uid=uid, gid=gid)
-    tree.directory("home")
-    tree.directory("root", 0o700)
-    tree.directory("tmp", 0o1777)
-    tree.directory("var/tmp", 0o1777)

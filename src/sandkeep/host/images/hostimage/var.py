@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from sandkeep.host.images.hostimage.accounts import HOME, WORK
 from sandkeep.host.images.tree import Tree
 
 _DPKG_LEFT_OUT = (
@@ -72,3 +73,13 @@ def _package_directories(tree: Tree) -> None:
             system = info.st_uid < 1000 and info.st_gid < 1000
             uid, gid = (info.st_uid, info.st_gid) if system else (0, 0)
             tree.directory(path[1:], stat.S_IMODE(info.st_mode), uid=uid, gid=gid)
+
+
+def home_directories(tree: Tree, *, uid: int, gid: int) -> None:
+    """Where people and programs expect to write."""
+    for name in (HOME, WORK, f"{HOME}/bin"):
+        tree.directory(name[1:], uid=uid, gid=gid)
+    tree.directory("home")
+    tree.directory("root", 0o700)
+    tree.directory("tmp", 0o1777)
+    tree.directory("var/tmp", 0o1777)
