@@ -45,6 +45,14 @@ class Files:
         ref = await self._ref(project, session)
         return await self._context.driver.files(ref, "extract", data=data, path=cwd, **options)
 
+    async def watch(
+        self, project: str, session: str, path: str, **options: Any
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        """Changes below a directory, in batches; the first, empty one says that watching has begun."""
+        ref = await self._ref(project, session)
+        async for changes in self._context.driver.watch(ref, path, **options):
+            yield changes
+
     async def archive(
         self, project: str, session: str, paths: Sequence[str], *, cwd: str | None = None, **options: Any
     ) -> AsyncIterator[bytes]:

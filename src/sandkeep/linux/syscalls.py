@@ -405,3 +405,32 @@ def scrub_command_line(name: str) -> None:
     encoded = os.fsencode(name)[: max(arg_end - arg_start - 1, 0)]
     ctypes.memmove(arg_start, encoded, len(encoded))
     prctl_set_name(name.split(" ")[0])
+
+
+# --- watching files --------------------------------------------------------------------------------------
+
+IN_MODIFY: Final = 0x00000002
+IN_ATTRIB: Final = 0x00000004
+IN_CLOSE_WRITE: Final = 0x00000008
+IN_MOVED_FROM: Final = 0x00000040
+IN_MOVED_TO: Final = 0x00000080
+IN_CREATE: Final = 0x00000100
+IN_DELETE: Final = 0x00000200
+IN_DELETE_SELF: Final = 0x00000400
+IN_Q_OVERFLOW: Final = 0x00004000
+IN_IGNORED: Final = 0x00008000
+IN_ISDIR: Final = 0x40000000
+
+
+def inotify_init1(flags: int = os.O_CLOEXEC | os.O_NONBLOCK) -> int:
+    fd: int = _libc.inotify_init1(ctypes.c_int(flags))
+    if fd < 0:
+        raise _fail("inotify_init1")
+    return fd
+
+
+def inotify_add_watch(fd: int, path: str | bytes, mask: int) -> int:
+    watch: int = _libc.inotify_add_watch(ctypes.c_int(fd), _encode(path), ctypes.c_uint32(mask))
+    if watch < 0:
+        raise _fail("inotify_add_watch", path)
+    return watch

@@ -18,6 +18,7 @@ from sandkeep.supervisor.extract import extract
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import Identity
 from sandkeep.supervisor.tar import TarReader, TarWriter
+from sandkeep.supervisor.watching import Watcher
 
 _PIECE: Final = 1 << 20
 
@@ -227,6 +228,22 @@ def _archive(call: Call) -> dict[str, Any]:
     return done._asdict()
 
 
+def _watch(call: Call) -> dict[str, Any]:
+    watcher = Watcher(
+        call.files, call.text("path"), call.identity, cwd=call.cwd, recursive=call.flag("recursive", True)
+    )
+    try:
+        # An empty message first: from here on nothing is missed.
+        call.stream.write(protocol.encode_json_line([]))
+        call.stream.sock.settimeout(None)
+        watcher.run(
+            call.stream.sock.fileno(), lambda changes: call.stream.write(protocol.encode_json_line(changes))
+        )
+    finally:
+        watcher.close()
+    return {}
+
+
 _OPERATIONS: Final[dict[str, Callable[[Call], dict[str, Any]]]] = {
     "stat": _stat,
     "list": _list,
@@ -242,5 +259,6 @@ _OPERATIONS: Final[dict[str, Callable[[Call], dict[str, Any]]]] = {
     "copy": _copy,
     "extract": _extract,
     "archive": _archive,
+    "watch": _watch,
 }
 _TAKES_DATA: Final = frozenset({"write", "extract"})

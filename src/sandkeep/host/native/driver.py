@@ -458,6 +458,13 @@ class NativeDriver:
     def read_file(self, ref: SessionRef, path: str, **arguments: Any) -> AsyncIterator[bytes]:
         return self.control(ref).read("read", path=path, **arguments)
 
+    async def watch(
+        self, ref: SessionRef, path: str, **arguments: Any
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        """Changes below a directory, in batches; the first, empty one says that watching has begun."""
+        async for line in self.control(ref).read("watch", path=path, **arguments):
+            yield json.loads(line)
+
     def archive(self, ref: SessionRef, paths: list[str], **arguments: Any) -> AsyncIterator[bytes]:
         """A tar stream of files and trees."""
         return self.control(ref).read("archive", paths=paths, **arguments)
