@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sandkeep.errors import InternalError, InvalidRequest, SandkeepError
+from sandkeep.linux import sockets
 from sandkeep.supervisor import protocol
 from sandkeep.supervisor.reactor import Reactor
 
@@ -44,6 +45,14 @@ class Connection:
 
     def refuse(self, request: Any, error: SandkeepError) -> None:
         self._send(protocol.encode({"id": request, "error": error.to_json()}))
+
+    def hand_over(self, request: Any, result: dict[str, Any], fds: list[int]) -> None:
+        """Answer with descriptors, which travel with the answer's first byte."""
+        self._flush()
+        if self._outgoing or self._lent:
+            raise InternalError("descriptors can only be given on a connection that is read")
+        if not self.closed:
+            sockets.send(self._sock, protocol.encode({"id": request, "ok": result}), fds)
 
     def _send(self, data: bytes) -> None:
         if self.closed:

@@ -36,6 +36,7 @@ from sandkeep.supervisor import fileops, protocol, watch
 from sandkeep.supervisor.connection import Connection
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import Accounts, Identity
+from sandkeep.supervisor.network import SessionNetwork
 from sandkeep.supervisor.process import RUNNING, STREAMS, Process, Stdin, now_ms, output_pipe, replace_json
 from sandkeep.supervisor.reactor import Reactor, Timer
 
@@ -57,6 +58,8 @@ class Session(Protocol):
     base: int
     barriers: dict[str, Any]
     limits: dict[str, Any]
+    listeners: list[int]
+    netns: int
 
 
 class Supervisor:
@@ -87,6 +90,7 @@ class Supervisor:
         self._end_waiters: list[Callable[[], None]] = []
         self._accounts = Accounts(session.root_fd, ids=1 if mode == "single" else 65_536)
         self._files = SessionFiles(session.root_fd, base=session.base, single=mode == "single")
+        self._network = SessionNetwork(session.listeners, session.netns, self._reactor)
         self._frozen = False
         self._checkpointing = False
         self._disk = watch.DiskWatch(f"{directory}/fs", session.limits["disk"].get("value"))
@@ -673,6 +677,16 @@ class Supervisor:
     def _report_usage(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         connection.answer(body["id"], self._measure())
 
+    # --- network -----------------------------------------------------------------------------------------
+
+    def _give_listeners(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
+        self._require_running()
+        self._network.give_listeners(connection, body)
+
+    def _give_sockets(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
+        self._require_running()
+        self._network.give_sockets(connection, body)
+
     # --- freezing and checkpoints ------------------------------------------------------------------------
 
     def _freeze_session(self) -> None:
@@ -775,6 +789,8 @@ _OPERATIONS: Final[dict[str, Callable[[Supervisor, Connection, dict[str, Any], b
     "session.freeze": Supervisor._freeze,
     "session.thaw": Supervisor._thaw,
     "session.checkpoint": Supervisor._checkpoint,
+    "network.listeners": Supervisor._give_listeners,
+    "network.sockets": Supervisor._give_sockets,
     "process.start": Supervisor._start,
     "process.list": Supervisor._list,
     "process.get": Supervisor._get,

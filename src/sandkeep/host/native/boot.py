@@ -33,6 +33,7 @@ BARRIERS: Final = (
     "mount-namespace",
     "pid-namespace",
     "network-namespace",
+    "network-steering",
     "ipc-namespace",
     "uts-namespace",
     "cgroup-namespace",
@@ -46,9 +47,19 @@ BARRIERS: Final = (
     "seccomp",
 )
 OPTIONAL: Final = frozenset(
-    {"cgroup-namespace", "sys", "masks", "nested-namespaces", "id-range", "seccomp", "devices"}
+    {
+        "cgroup-namespace",
+        "sys",
+        "masks",
+        "nested-namespaces",
+        "id-range",
+        "seccomp",
+        "devices",
+        "network-steering",
+    }
 )
-"""Barriers an operator may agree to do without; the others have nothing to fall back to."""
+"""Barriers an operator may agree to do without; the others have nothing to fall back to. A session whose
+network is not steered has none at all."""
 
 DEFAULT_USER: Final = 1000
 _NAMESPACES: Final = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
@@ -118,6 +129,8 @@ class Booted:
         self.range_fd = -1
         self.barriers: dict[str, Any] = {}
         self.limits: dict[str, Any] = {}
+        self.listeners: list[int] = []
+        self.netns = -1
 
     def abandon(self) -> None:
         """Undo everything, from any half-way point."""
@@ -130,8 +143,10 @@ class Booted:
             os.close(self.pidfd)
         if self.control is not None:
             self.control.close()
-        for fd in self.slot_fds:
+        for fd in (*self.slot_fds, *self.listeners):
             os.close(fd)
+        if self.netns >= 0:
+            os.close(self.netns)
         if self.cgroup is not None:
             self.cgroup.remove()
         if self.range_fd >= 0:
@@ -177,7 +192,7 @@ def _start(host: Host, spec: dict[str, Any], directory: str, booted: Booted) -> 
     finally:
         builder.close()
         os.close(userns)
-    absent = _await_ready(ours, frozenset(setup["accept"]))
+    absent, booted.listeners = _await_ready(ours, frozenset(setup["accept"]))
     booted.root_fd = booted.slot_fds[0]
     booted.barriers = {
         name: {"state": "absent", "why": absent[name]} if name in absent else {"state": "in force"}
@@ -225,10 +240,12 @@ def _child(host: Host, control: socket.socket) -> None:
         setup, fds = inside.receive_setup(control)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         syscalls.scrub_command_line("sandkeep-init")
-        absent = inside.take_shape(control, setup, fds)
+        absent, listeners = inside.take_shape(control, setup, fds)
         steps = inside.Steps(frozenset(setup["accept"]))
         steps.run("seccomp", _install_filter, host.filter)
-        control.send(json.dumps({"ready": {**absent, **steps.absent}}).encode())
+        sockets.send(control, json.dumps({"ready": {**absent, **steps.absent}}).encode(), listeners)
+        for fd in listeners:
+            os.close(fd)
         init.Init(control, switch_ids=setup["switch_ids"]).run()
     except inside.BarrierError as error:
         report = {"barrier": error.barrier, "errno": error.error.errno, "why": str(error.error)}
@@ -261,6 +278,7 @@ def _map_ids(host: Host, booted: Booted) -> int:
             finally:
                 os.close(fd)
         namespace = os.open(f"/proc/{booted.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        booted.netns = os.open(f"/proc/{booted.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     except OSError as error:
         raise _unavailable("id-range", error) from error
@@ -317,15 +335,15 @@ def _anchor() -> str:
     return next(path for path in ("/mnt", "/tmp", "/usr") if os.path.isdir(path))
 
 
-def _await_ready(control: socket.socket, accepted: frozenset[str]) -> dict[str, str]:
+def _await_ready(control: socket.socket, accepted: frozenset[str]) -> tuple[dict[str, str], list[int]]:
     control.settimeout(30)
     data, fds = sockets.receive(control)
     control.settimeout(None)
-    for fd in fds:
-        os.close(fd)
     report: dict[str, Any] = json.loads(data) if data else {"crash": "init ended without a word"}
     if "ready" in report:
-        return {name: why for name, why in report["ready"].items() if name in accepted}
+        return {name: why for name, why in report["ready"].items() if name in accepted}, fds
+    for fd in fds:
+        os.close(fd)
     if "error" in report:
         failure = report["error"]
         raise _unavailable(failure["barrier"], OSError(failure["errno"], failure["why"]))

@@ -63,17 +63,22 @@ class Steps:
         self._accepted = accepted
         self.absent: dict[str, str] = {}
 
-    def run(self, barrier: str, step: Any, *args: Any) -> None:
+    def run(self, barrier: str, step: Any, *args: Any) -> Any:
         try:
-            step(*args)
+            return step(*args)
         except OSError as error:
             if barrier not in self._accepted:
                 raise BarrierError(barrier, error) from error
             self.absent[barrier] = str(error)
+            return None
 
 
-def take_shape(control: socket.socket, setup: dict[str, Any], fds: list[int]) -> dict[str, str]:
-    """Turn this process into the session's init. Returns the accepted barriers that are absent, with reasons.
+def take_shape(
+    control: socket.socket, setup: dict[str, Any], fds: list[int]
+) -> tuple[dict[str, str], list[int]]:
+    """Turn this process into the session's init.
+
+    Returns the accepted barriers that are absent, with reasons, and the listeners all traffic is steered to.
 
     ``fds`` are, in the order ``setup`` lists them: one mount per slot, the device tree if any, one mount per
     bind.
@@ -103,13 +108,14 @@ def take_shape(control: socket.socket, setup: dict[str, Any], fds: list[int]) ->
         steps.run("root-filesystem", _attach, next(mounts), target.lstrip("/"))
     steps.run("mount-namespace", _switch_root)
     steps.run("network-namespace", netlink.loopback_up)
+    listeners: list[int] = steps.run("network-steering", netlink.steer) or []
     steps.run("uts-namespace", syscalls.sethostname, setup["hostname"])
     if setup["max_processes"]:
         resource.setrlimit(resource.RLIMIT_NPROC, (setup["max_processes"],) * 2)
     steps.run("capabilities", _drop_bounding_set)
     for fd in fds:
         os.close(fd)
-    return steps.absent
+    return steps.absent, listeners
 
 
 def _become_root(switch: bool) -> None:
