@@ -68,7 +68,10 @@ class Process:
         self.terminal = -1
         self.group: cgroup.ProcessGroup | None = None
         self.oom_before: int | None = None
-        self.stalled = False
+        self.unsaved = False
+        """The record on disk is behind, because the disk was full."""
+        self.unlogged: dict[int, bytes] = {}
+        """Read from a descriptor and not in the log yet, because the disk was full."""
         self.output_waiters: list[tuple[int, Callable[[], None]]] = []
         self.exit_waiters: list[Callable[[], None]] = []
         os.makedirs(directory)
@@ -99,29 +102,44 @@ class Process:
         }
 
     def save(self) -> None:
-        replace_json(f"{self.directory}/record.json", self.record())
+        try:
+            replace_json(f"{self.directory}/record.json", self.record())
+            self.unsaved = False
+        except OSError:
+            self.unsaved = True
 
     # --- output ------------------------------------------------------------------------------------------
 
     def read_output(self, fd: int) -> bool:
-        """Move what is there from a pipe to the log. False when the other end is closed."""
-        try:
-            data = os.read(fd, READ_SIZE)
-        except BlockingIOError:
-            return True
-        except OSError as error:
-            if error.errno != errno.EIO:  # a terminal whose last user is gone
-                raise
-            return False
+        """Move what is there from a pipe to the log. False when the other end is closed.
+
+        Raises ``OSError`` when the log cannot be written; what was read is kept for the next call.
+        """
+        data = self.unlogged.pop(fd, b"")
+        if not data:
+            try:
+                data = os.read(fd, READ_SIZE)
+            except BlockingIOError:
+                return True
+            except OSError as error:
+                if error.errno != errno.EIO:  # a terminal whose last user is gone
+                    raise
+                return False
         if not data:
             return False
-        self.log.append(self.outputs[fd], data)
+        try:
+            self.log.append(self.outputs[fd], data)
+        except OSError:
+            self.unlogged[fd] = data
+            raise
         self._wake_output()
         return True
 
     def drain(self) -> None:
         """Take what the ended process left in its pipes, and no more: a child may go on writing for ever."""
         for fd in list(self.outputs):
+            if fd in self.unlogged:
+                self.read_output(fd)
             try:
                 left = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0]
             except OSError:
@@ -143,8 +161,12 @@ class Process:
     # --- the end -----------------------------------------------------------------------------------------
 
     def finish(self, status: int, *, cpu_ms: int | None, out_of_memory: bool) -> None:
-        """The process itself has ended; what it started may live on and keep its pipes."""
+        """The process itself has ended; what it started may live on and keep its pipes.
+
+        Raises ``OSError``, and has changed nothing, when the log cannot take its last words.
+        """
         self.drain()
+        self.log.end()
         self.cpu_ms = cpu_ms
         self.out_of_memory = out_of_memory
         if os.WIFSIGNALED(status):
@@ -161,21 +183,22 @@ class Process:
         """The session ended before the process did."""
         self.status = LOST
         self.reason = reason
+        try:
+            self.log.end()
+        except OSError:
+            pass  # the record says as much
         self._close_record()
 
     def _close_record(self) -> None:
         self.finished_ms = now_ms()
-        try:
-            self.log.end()
-        finally:
-            self.save()
-            if self.stdin is not None:
-                self.stdin.fail("the process has ended")
-                self.stdin = None
-            waiting = [answer for _, answer in self.output_waiters] + self.exit_waiters
-            self.output_waiters, self.exit_waiters = [], []
-            for answer in waiting:
-                answer()
+        self.save()
+        if self.stdin is not None:
+            self.stdin.fail("the process has ended")
+            self.stdin = None
+        waiting = [answer for _, answer in self.output_waiters] + self.exit_waiters
+        self.output_waiters, self.exit_waiters = [], []
+        for answer in waiting:
+            answer()
 
     def resize(self, rows: int, columns: int) -> None:
         if self.terminal < 0:

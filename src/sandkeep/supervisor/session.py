@@ -44,6 +44,9 @@ _PACKET: Final = 64 << 10
 """Longer requests to init travel in a memory file."""
 _MAX_PROCESSES: Final = 4096
 _KILL_PATIENCE: Final = 5.0
+_DISK_RETRY: Final = 0.5
+_RESERVE: Final = 64 << 10
+"""Room kept for the last records of a session, for the day the disk is full."""
 
 
 class Session(Protocol):
@@ -100,7 +103,8 @@ class Supervisor:
         self._reactor.add(self._control.fileno(), self._on_init_message)
         self._reactor.add(listener.fileno(), self._on_client)
         self._set_deadline(self._deadline_ms)
-        self._save()
+        _allocate(f"{directory}/reserve", _RESERVE)
+        self._write_state()
 
     def run(self) -> None:
         self._reactor.run()
@@ -127,8 +131,14 @@ class Supervisor:
             "usage": self._usage,
         }
 
-    def _save(self) -> None:
+    def _write_state(self) -> None:
         replace_json(f"{self._directory}/state.json", self.state())
+
+    def _save(self) -> None:
+        try:
+            self._write_state()
+        except OSError:
+            pass  # the disk is full; while we live we answer ourselves, and for the end there is the reserve
 
     def _require_running(self) -> None:
         if self._status != RUNNING:
@@ -289,6 +299,13 @@ class Supervisor:
             fds.append(theirs)
         return fds
 
+    def _bid_init(self, message: dict[str, Any]) -> None:
+        """A request nobody waits for. If init is dying, so is what the request was about."""
+        try:
+            self._tell_init(message)
+        except OSError:
+            pass
+
     def _tell_init(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         data = json.dumps(message).encode()
         if len(data) <= _PACKET:
@@ -372,12 +389,18 @@ class Supervisor:
             if process.read_output(fd):
                 return
         except OSError:
-            # The log cannot be written (disk full). Leave the data in the pipe: the writer blocks, nothing is
-            # lost, and we look again in a while.
+            # The log cannot be written (disk full). Leave the pipe alone: the writer blocks, nothing is lost,
+            # and we look again in a while.
             self._reactor.remove(fd)
-            self._reactor.later(0.5, lambda: self._reactor.add(fd, lambda _: self._on_output(process, fd)))
+            self._reactor.later(_DISK_RETRY, lambda: self._resume_output(process, fd))
             return
         self._close_output(process, fd)
+
+    def _resume_output(self, process: Process, fd: int) -> None:
+        if fd in process.outputs:
+            self._reactor.add(fd, lambda _: self._on_output(process, fd))
+            if fd in process.unlogged:
+                self._on_output(process, fd)
 
     def _close_output(self, process: Process, fd: int) -> None:
         self._reactor.remove(fd)
@@ -429,12 +452,28 @@ class Supervisor:
             and oom_now is not None
             and oom_now > (process.oom_before or 0)
         )
-        process.finish(status, cpu_ms=cpu_ms, out_of_memory=killed_for_memory or process.out_of_memory)
+        self._conclude(process, status, cpu_ms, killed_for_memory or process.out_of_memory)
+
+    def _conclude(self, process: Process, status: int, cpu_ms: int, out_of_memory: bool) -> None:
+        if process.status != RUNNING:
+            return  # the session ended meanwhile
+        try:
+            process.finish(status, cpu_ms=cpu_ms, out_of_memory=out_of_memory)
+        except OSError:
+            # Its last words come first, and there is no room for them now.
+            self._reactor.later(_DISK_RETRY, lambda: self._conclude(process, status, cpu_ms, out_of_memory))
+            return
+        self._save_record(process)
         if not process.outputs:
             process.log.close()
         if process.group is not None and not process.group.populated():
             process.group.remove()
             process.group = None
+
+    def _save_record(self, process: Process) -> None:
+        if process.unsaved:
+            process.save()
+            self._reactor.later(_DISK_RETRY, lambda: self._save_record(process))
 
     def _kill_tree(self, process: Process, reason: str) -> None:
         """Every descendant, also those that left the process's session or group."""
@@ -445,7 +484,7 @@ class Supervisor:
         if process.group is not None:
             process.group.kill()
         elif not self._tracks_trees:
-            self._tell_init({"op": "killtree", "id": process.id})
+            self._bid_init({"op": "killtree", "id": process.id})
 
     # --- limits nobody enforces for us -------------------------------------------------------------------
 
@@ -469,7 +508,7 @@ class Supervisor:
         for process in self._processes.values():
             if process.pid == victim:
                 process.out_of_memory = True
-        self._tell_init({"op": "signal", "pid": victim, "signal": signal.SIGKILL, "only": True})
+        self._bid_init({"op": "signal", "pid": victim, "signal": signal.SIGKILL, "only": True})
 
     # --- processes: what clients ask ---------------------------------------------------------------------
 
@@ -511,14 +550,14 @@ class Supervisor:
         if not 0 < number < 65:
             raise InvalidRequest(f"no signal {number}", field="signal")
         if body.get("process") is None:
-            self._tell_init({"op": "signal", "pid": -1, "signal": number})
+            self._bid_init({"op": "signal", "pid": -1, "signal": number})
             connection.answer(body["id"], {})
             return
         process = self._process(body)
         if process.status == RUNNING:
             if number == signal.SIGKILL:
                 process.kill_requested = "killed by request"
-            self._tell_init({"op": "signal", "pid": process.pid, "signal": number})
+            self._bid_init({"op": "signal", "pid": process.pid, "signal": number})
         connection.answer(body["id"], {"process": process.record()})
 
     def _stdin(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
@@ -599,7 +638,7 @@ class Supervisor:
             self._thaw_session()
         alive = any(process.status == RUNNING for process in self._processes.values())
         if grace_ms > 0 and alive:
-            self._tell_init({"op": "signal", "pid": -1, "signal": signal.SIGTERM})
+            self._bid_init({"op": "signal", "pid": -1, "signal": signal.SIGTERM})
             self._reactor.later(grace_ms / 1000, self._kill_session)
             self._watch_grace()
         else:
@@ -630,11 +669,14 @@ class Supervisor:
 
     def _finish(self, cpu_ms: int) -> None:
         """Everything inside is dead. Keep what was printed, close the books, tell who waits, and leave."""
+        _free(f"{self._directory}/reserve")
         for process in self._processes.values():
             for fd in list(process.outputs):
                 self._exhaust(process, fd)
             if process.status == RUNNING:
                 process.lose(self._reason or "session stopped")
+            if process.unsaved:
+                process.save()
             process.log.close()
         self._usage = self._measure(cpu_ms)
         self._status = "stopped"
@@ -694,14 +736,14 @@ class Supervisor:
             self._cgroup.freeze(_KILL_PATIENCE)
         else:
             # Without a freezer: stop signals. Parents inside may notice; init itself goes on.
-            self._tell_init({"op": "signal", "pid": -1, "signal": signal.SIGSTOP})
+            self._bid_init({"op": "signal", "pid": -1, "signal": signal.SIGSTOP})
         self._frozen = True
 
     def _thaw_session(self) -> None:
         if self._cgroup.capabilities["freeze"].usable:
             self._cgroup.thaw()
         else:
-            self._tell_init({"op": "signal", "pid": -1, "signal": signal.SIGCONT})
+            self._bid_init({"op": "signal", "pid": -1, "signal": signal.SIGCONT})
         self._frozen = False
 
     def _freeze(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
@@ -749,6 +791,21 @@ class Supervisor:
             self._reactor.post(lambda: done(None, problem))
         else:
             self._reactor.post(lambda: done(dict(report._asdict()), None))
+
+
+def _allocate(path: str, size: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    finally:
+        os.close(fd)
+
+
+def _free(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
 
 
 def _start_error(request: dict[str, Any], answer: dict[str, Any]) -> SandkeepError:
