@@ -224,7 +224,7 @@ def test_a_failure_of_init_fails_the_create_and_leaves_nothing(lab: Lab) -> None
 
 @everywhere
 def test_a_refused_limit_fails_the_create_and_leaves_nothing(lab: Lab) -> None:
-    """A limit that is asked for and cannot be had: an impossible one under root, any memory limit rootless."""
+    """A limit asked for that cannot be had: an impossible one under root, any memory limit rootless."""
     if lab.driver.mode != "root" and not lab.driver.capabilities().limits["memory"]:
         pytest.skip("this user's control groups can limit memory")
     limits = Limits(memory_bytes=4096, explicit=frozenset({"memory"}))
