@@ -24,6 +24,8 @@ class Command(NamedTuple):
 
 COMMANDS: Final = {
     "run": Command("sandkeep.cli.run", "run_command", "run a command in a sandbox"),
+    "serve": Command("sandkeep.cli.serve", "serve_command", "serve the API, in the foreground"),
+    "token": Command("sandkeep.cli.token", "token_command", "make, list and revoke tokens for clients"),
     "doctor": Command("sandkeep.cli.doctor", "doctor_command", "say what this machine can and cannot do"),
     "version": Command("sandkeep.cli.main", "version_command", "print the version"),
 }

@@ -1,0 +1,258 @@
+"""A request as handlers see it, and the replies they return.
+
+Handlers never touch the connection: they read ``Request.body`` or iterate ``Request.stream``, and return a
+`Reply`. A body is read only by a handler that wants one and never beyond its limit. A `Stream` is sent as
+fast as the client reads it and is closed as soon as the client goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from sandkeep.errors import BodyTooLarge, InvalidRequest
+from sandkeep.wire.base import encode
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON_TYPE: Final = b"application/json"
+_LEFTOVER: Final = 256 << 20
+"""How much of an unwanted body is read and thrown away so that the client gets to see the answer."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection in the middle of its request."""
+
+
+class StreamCut(Exception):
+    """An answer was ended early because the server is going away."""
+
+
+class Request:
+    """One HTTP request."""
+
+    __slots__ = ("_headers", "_query", "_receive", "body_read", "method", "path", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self._receive = receive
+        self._headers: dict[bytes, bytes] | None = None
+        self._query: dict[str, str] | None = None
+        self.body_read = False
+
+    def header(self, name: bytes) -> bytes | None:
+        if self._headers is None:
+            self._headers = dict(self.scope["headers"])
+        return self._headers.get(name)
+
+    def text_header(self, name: bytes) -> str | None:
+        """A header that is text: percent-free UTF-8, as clients send paths."""
+        value = self.header(name)
+        if value is None:
+            return None
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise InvalidRequest(f"the header {name.decode()} is not UTF-8", field=name.decode()) from None
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters; of one that is repeated, the last."""
+        if self._query is None:
+            raw: bytes = self.scope["query_string"]
+            try:
+                pairs = parse_qsl(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=100)
+            except (UnicodeDecodeError, ValueError):
+                raise InvalidRequest("the query string is not readable", field="query") from None
+            self._query = dict(pairs)
+        return self._query
+
+    def content_length(self) -> int | None:
+        value = self.header(b"content-length")
+        return int(value) if value is not None and value.isdigit() else None
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body. Raises `BodyTooLarge` without reading more than ``limit`` bytes."""
+        message = await self._first(limit)
+        data: bytes = message.get("body", b"")
+        if not message.get("more_body"):
+            self.body_read = True
+            _check(len(data), limit)
+            return data
+        parts, size = [data], len(data)
+        async for piece in self._rest(limit, size):
+            parts.append(piece)
+        return b"".join(parts)
+
+    async def stream(self, limit: int) -> AsyncIterator[bytes]:
+        """The body as it arrives. The client is held back while nobody asks for the next piece."""
+        message = await self._first(limit)
+        data: bytes = message.get("body", b"")
+        _check(len(data), limit)
+        if data:
+            yield data
+        if message.get("more_body"):
+            async for piece in self._rest(limit, len(data)):
+                yield piece
+        self.body_read = True
+
+    async def _first(self, limit: int) -> Message:
+        _check(self.content_length() or 0, limit)
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message
+
+    async def _rest(self, limit: int, size: int) -> AsyncIterator[bytes]:
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            data: bytes = message.get("body", b"")
+            size += len(data)
+            _check(size, limit)
+            more = message.get("more_body", False)
+            if data:
+                yield data
+        self.body_read = True
+
+    async def discard(self) -> bool:
+        """Read what is left of the body, within reason, so that an early answer is seen.
+
+        False: too much is left, or the client waits for permission to send; the connection has to be closed.
+        """
+        if self.body_read or not self._has_body():
+            return True
+        if self.header(b"expect") is not None or (self.content_length() or 0) > _LEFTOVER:
+            return False
+        left = _LEFTOVER
+        while left > 0:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return False
+            left -= len(message.get("body", b""))
+            if not message.get("more_body"):
+                self.body_read = True
+                return True
+        return False
+
+    def _has_body(self) -> bool:
+        return bool(self.content_length()) or self.header(b"transfer-encoding") is not None
+
+    async def disconnected(self) -> None:
+        """Returns when the client has gone away (or the answer is complete)."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def abort(self) -> None:
+        """Cut the connection, so that what was sent so far cannot be taken for the whole."""
+        state: dict[str, Any] = self.scope.get("state") or {}
+        if (cut := state.get("abort")) is not None:
+            cut()
+
+
+def _check(size: int, limit: int) -> None:
+    if size > limit:
+        raise BodyTooLarge(f"the body has more than {limit} bytes", limit=limit)
+
+
+class Reply:
+    """A complete answer."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(
+        self, body: bytes = b"", *, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers if headers is not None else [(b"content-type", JSON_TYPE)]
+
+    async def send(self, request: Request, send: Send) -> None:
+        headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
+        if not await request.discard():
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def json_reply(value: Any, *, status: int = 200) -> Reply:
+    return Reply(encode(value), status=status)
+
+
+class Stream:
+    """An answer that is made while it is sent.
+
+    ``pieces`` is closed when the client goes away. Nothing tells a client of a failure after the first byte
+    but a connection that is cut, so a source that can fail says so in its own records instead.
+    """
+
+    __slots__ = ("headers", "pieces", "status")
+
+    def __init__(self, content_type: str, pieces: AsyncGenerator[bytes, None], *, status: int = 200) -> None:
+        self.status = status
+        self.pieces = pieces
+        self.headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
+
+    async def send(self, request: Request, send: Send) -> None:
+        await request.discard()
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(request.disconnected(), name="watch client")
+        watcher.add_done_callback(lambda _: task.cancel("client gone") if not finished else None)
+        finished = False
+        try:
+            await self._send(send)
+            finished = True
+        except BaseException as error:
+            finished = True
+            gone = watcher.done()
+            request.abort()
+            await request_gone(watcher)
+            if isinstance(error, asyncio.CancelledError):
+                task.uncancel()
+                raise (ClientGone() if gone else StreamCut()) from None
+            raise
+        finally:
+            watcher.cancel()
+            await self.pieces.aclose()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        async for piece in self.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def request_gone(watcher: asyncio.Task[None]) -> None:
+    """Wait for the connection that was just cut to be reported as gone."""
+    await asyncio.wait((watcher,), timeout=1)
+
+
+async def started(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The same pieces, with the first one already there: its errors can still be answered as errors."""
+    try:
+        first: bytes | None = await anext(pieces)
+    except StopAsyncIteration:
+        first = None
+
+    async def again() -> AsyncGenerator[bytes, None]:
+        try:
+            if first is not None:
+                yield first
+                async for piece in pieces:
+                    yield piece
+        finally:
+            close = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
+
+    return again()

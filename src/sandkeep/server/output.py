@@ -1,0 +1,155 @@
+"""A process's output on its way to a client.
+
+Records are made and sent by two tasks, so that everything made while the client was busy goes out in one
+piece, and nothing is made while `FULL` bytes wait: a slow reader costs that much memory and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from base64 import b64encode
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Final
+
+from sandkeep.errors import SandkeepError
+from sandkeep.supervisor.outputlog import STDERR, Chunk, End, Gap, Item
+from sandkeep.types import OutputStream
+from sandkeep.wire import errors
+from sandkeep.wire.streams import HEARTBEAT, OutputText, error_record, output_record, record
+
+FULL: Final = 128 << 10
+HEARTBEAT_SECONDS: Final = 15.0
+
+FRAMES: Final = "application/x-sandkeep-output"
+FRAME: Final = struct.Struct("<IB3xQQ")
+"""Length of what follows, kind, time in µs, offset. Kinds: 0 nothing (a heartbeat), 1 stdout, 2 stderr,
+3 a gap (followed by its length as a 64-bit number), 4 the end."""
+_GAP, _END = 3, 4
+_SIZE: Final = struct.Struct("<Q")
+
+_STREAMS = {1: OutputStream.STDOUT, STDERR: OutputStream.STDERR}
+
+
+async def batched(
+    pieces: AsyncGenerator[bytes, None], *, heartbeat: bytes = HEARTBEAT
+) -> AsyncGenerator[bytes, None]:
+    """The same bytes in larger pieces, and ``heartbeat`` (if any) when nothing came for a while."""
+    loop = asyncio.get_running_loop()
+    waiting: list[bytes] = []
+    size = 0
+    ready, room = asyncio.Event(), asyncio.Event()
+    quiet = False
+    timer: asyncio.TimerHandle | None = None
+
+    async def pull() -> None:
+        nonlocal size
+        try:
+            async for piece in pieces:
+                waiting.append(piece)
+                size += len(piece)
+                ready.set()
+                if size >= FULL:
+                    room.clear()
+                    await room.wait()
+        finally:
+            ready.set()
+
+    def beat() -> None:
+        nonlocal quiet, timer
+        if quiet and not waiting:
+            waiting.append(heartbeat)
+            ready.set()
+        quiet = True
+        timer = loop.call_later(HEARTBEAT_SECONDS / 2, beat)
+
+    if heartbeat:
+        timer = loop.call_later(HEARTBEAT_SECONDS / 2, beat)
+    puller = asyncio.create_task(pull(), name="output")
+    try:
+        while True:
+            await ready.wait()
+            ready.clear()
+            if waiting:
+                piece = b"".join(waiting)
+                waiting.clear()
+                size = 0
+                quiet = False
+                room.set()
+                yield piece
+            elif puller.done():
+                puller.result()
+                return
+            if puller.done():
+                ready.set()
+    finally:
+        if timer is not None:
+            timer.cancel()
+        puller.cancel()
+        await asyncio.gather(puller, return_exceptions=True)
+        await pieces.aclose()
+
+
+async def guarded(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same pieces; a failure becomes the last record."""
+    try:
+        async for piece in pieces:
+            yield piece
+    except SandkeepError as error:
+        _, code = errors.classify(error)
+        if code not in ("sandbox_stopped", "not_found"):
+            code = "sandbox_stream_closed"
+        yield error_record(code, error.message)
+    finally:
+        await pieces.aclose()
+
+
+async def text_records(items: AsyncIterator[Item]) -> AsyncGenerator[bytes, None]:
+    """Output as records of text; what was dropped is told on standard error."""
+    text = OutputText()
+    async for item in items:
+        if isinstance(item, Chunk):
+            stream = _STREAMS.get(item.stream, OutputStream.STDOUT)
+            piece = text.feed(stream, item.data)
+            if piece:
+                yield output_record(stream, piece)
+        elif isinstance(item, Gap):
+            yield output_record(
+                OutputStream.STDERR, f"\n[sandkeep: {item.length} bytes of output were dropped here]\n"
+            )
+        else:
+            break
+    for stream, piece in text.finish():
+        yield output_record(stream, piece)
+
+
+async def byte_records(items: AsyncIterator[Item]) -> AsyncGenerator[bytes, None]:
+    """Output as NDJSON with exact bytes in base64."""
+    async for item in items:
+        if isinstance(item, Chunk):
+            stream = _STREAMS.get(item.stream, OutputStream.STDOUT).value
+            yield (
+                b'{"offset":%d,"timeUs":%d,"stream":"%s","data":"'
+                % (item.offset, item.time_us, stream.encode())
+                + b64encode(item.data)
+                + b'"}\n'
+            )
+        elif isinstance(item, Gap):
+            yield record({"offset": item.offset, "gap": item.length})
+        else:
+            yield record({"offset": item.offset, "timeUs": item.time_us, "end": True})
+
+
+async def byte_frames(items: AsyncIterator[Item]) -> AsyncGenerator[bytes, None]:
+    """Output as binary frames: nothing is encoded."""
+    async for item in items:
+        if isinstance(item, Chunk):
+            yield FRAME.pack(len(item.data), item.stream, item.time_us, item.offset)
+            yield item.data
+        elif isinstance(item, Gap):
+            yield FRAME.pack(_SIZE.size, _GAP, 0, item.offset) + _SIZE.pack(item.length)
+        elif isinstance(item, End):
+            yield FRAME.pack(0, _END, item.time_us, item.offset)
+
+
+FRAME_HEARTBEAT: Final = FRAME.pack(0, 0, 0, 0)

@@ -1,0 +1,98 @@
+"""The table of routes: what the OpenAPI document shows and what requests are matched with.
+
+A path is found by its segments. Fixed words win over ``{…}`` at the same place, so ``/v2/sandboxes/drives``
+is never a sandbox called drives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from sandkeep.server.http import Reply, Stream
+from sandkeep.wire.openapi import Route
+
+if TYPE_CHECKING:
+    from sandkeep.server.app import Call
+
+Handler = Callable[["Call"], Awaitable[Reply | Stream]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A route and what answers it."""
+
+    route: Route
+    handler: Handler
+
+    @property
+    def changes(self) -> bool:
+        """Whether something may have happened when it fails."""
+        return self.route.method not in ("GET", "HEAD")
+
+
+class Table:
+    """Collects endpoints; a module of routes has one and decorates its handlers with it."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.endpoints: list[Endpoint] = []
+
+    def route(self, method: str, *paths: str, **described: Any) -> Callable[[Handler], Handler]:
+        """Answer ``method`` on each path with the decorated handler, named after it in the document."""
+
+        def register(handler: Handler) -> Handler:
+            for index, path in enumerate(paths):
+                name = handler.__name__ if index == 0 else f"{handler.__name__}_{index + 1}"
+                route = Route(method=method, path=path, operation=name, tag=self.tag, **described)
+                self.endpoints.append(Endpoint(route, handler))
+            return handler
+
+        return register
+
+
+class _Node:
+    __slots__ = ("methods", "name", "variable", "words")
+
+    def __init__(self) -> None:
+        self.words: dict[str, _Node] = {}
+        self.variable: _Node | None = None
+        self.name = ""
+        self.methods: dict[str, Endpoint] = {}
+
+
+class Router:
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self._root = _Node()
+        for endpoint in endpoints:
+            self._add(endpoint)
+
+    def _add(self, endpoint: Endpoint) -> None:
+        node = self._root
+        for segment in endpoint.route.path.strip("/").split("/"):
+            if segment.startswith("{"):
+                if node.variable is None:
+                    node.variable = _Node()
+                    node.variable.name = segment.strip("{}")
+                node = node.variable
+            else:
+                node = node.words.setdefault(segment, _Node())
+        if endpoint.route.method in node.methods:
+            raise ValueError(f"{endpoint.route.method} {endpoint.route.path} is there twice")
+        node.methods[endpoint.route.method] = endpoint
+
+    def find(self, path: str) -> tuple[dict[str, Endpoint], dict[str, str]] | None:
+        """The endpoints at a (still percent-encoded) path by method, and the values of its variables."""
+        node = self._root
+        values: dict[str, str] = {}
+        for segment in path.removeprefix("/").removesuffix("/").split("/"):
+            following = node.words.get(segment)
+            if following is None:
+                following = node.variable
+                if following is None or not segment:
+                    return None
+                values[following.name] = unquote(segment) if "%" in segment else segment
+            node = following
+        return (node.methods, values) if node.methods else None

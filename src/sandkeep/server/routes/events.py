@@ -1,0 +1,86 @@
+"""Events: what happened in a project, as pages or as it happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sandkeep.server import show
+from sandkeep.server.http import Reply, Stream, json_reply
+from sandkeep.server.output import HEARTBEAT_SECONDS
+from sandkeep.server.router import Table
+from sandkeep.server.routes.common import REFUSALS, page_request
+from sandkeep.store import Page, PageRequest
+from sandkeep.store.events import RECORDED
+from sandkeep.store.pages import write_cursor
+from sandkeep.store.rows import Event
+from sandkeep.wire.additions import EventPage, ListEventsQuery
+from sandkeep.wire.openapi import NDJSON
+from sandkeep.wire.streams import HEARTBEAT, record
+
+if TYPE_CHECKING:
+    from sandkeep.server.app import Call
+
+table = Table("events")
+
+LOOK_SECONDS: Final = 0.25
+"""Between looks for new events; a look is one indexed query."""
+
+
+@table.route(
+    "GET",
+    "/v1/events",
+    summary="List events; with follow, from the cursor (or from now) on as they happen",
+    query=ListEventsQuery,
+    response=EventPage,
+    response_types=(NDJSON,),
+    errors=(*REFUSALS, "not_found"),
+)
+async def list_events(call: Call) -> Reply | Stream:
+    query = call.query(ListEventsQuery)
+    scope = call.scope()
+    store = call.engine.store
+    sandbox = store.sandboxes.get(scope.project, query.name).id if query.name else None
+
+    def page(request: PageRequest) -> Page[Event]:
+        return store.events.page(
+            scope.project,
+            request,
+            sandbox=sandbox,
+            session=query.session or None,
+            kind=query.kind or None,
+        )
+
+    if query.follow:
+        page(PageRequest(limit=1, order="asc", cursor=query.cursor or None))  # refuses a bad cursor
+        return Stream(NDJSON, _follow(page, query.cursor))
+    found = page(page_request(query.limit, query.cursor, query.sort_order))
+    shown = EventPage(events=[show.event(row) for row in found.items], pagination=show.pagination(found))
+    return json_reply(shown)
+
+
+async def _follow(page: Callable[[PageRequest], Page[Event]], cursor: str) -> AsyncGenerator[bytes, None]:
+    """Records of an event and the cursor that goes on after it."""
+    forward = PageRequest(limit=100, order="asc", cursor=cursor or None)
+    if not cursor:
+        newest = page(PageRequest(limit=1)).items
+        cursor = _after(newest[0]) if newest else ""
+    quiet = 0.0
+    while True:
+        found = page(replace(forward, cursor=cursor or None)).items
+        if found:
+            cursor = _after(found[-1])
+            quiet = 0.0
+            yield b"".join(record({"event": show.event(row), "cursor": _after(row)}) for row in found)
+            continue
+        await asyncio.sleep(LOOK_SECONDS)
+        quiet += LOOK_SECONDS
+        if quiet >= HEARTBEAT_SECONDS:
+            quiet = 0.0
+            yield HEARTBEAT
+
+
+def _after(event: Event) -> str:
+    return write_cursor(PageRequest(order="asc"), RECORDED, event.sequence, event.id)

@@ -1,0 +1,292 @@
+"""Files of a running session.
+
+Content is streamed both ways: an upload is never held here, and a download is read from the session as fast
+as the client takes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sandkeep.server import show
+from sandkeep.server.http import Reply, Stream, json_reply, started
+from sandkeep.server.router import Table
+from sandkeep.server.routes.common import NEEDS_SESSION, REFUSALS
+from sandkeep.wire.additions import (
+    ArchiveBody,
+    ChmodBody,
+    CopyBody,
+    FileList,
+    FileShown,
+    LinkShown,
+    ListBody,
+    MakeDirectoryBody,
+    ReadContentQuery,
+    ReadlinkBody,
+    RemoveBody,
+    RenameBody,
+    StatBody,
+    SymlinkBody,
+    WriteContentQuery,
+    Written,
+)
+from sandkeep.wire.base import given, known
+from sandkeep.wire.bodies import MkdirBody, ReadBody
+from sandkeep.wire.openapi import GZIP, OCTETS
+from sandkeep.wire.responses import Empty
+
+if TYPE_CHECKING:
+    from sandkeep.server.app import Call
+
+table = Table("files")
+
+_OFFICIAL = "/v2/sandboxes/sessions/{session}/fs"
+_OWN = "/v1/sessions/{session}/fs"
+_FAILURES = (*REFUSALS, *NEEDS_SESSION, "file_error")
+TAR = "application/x-tar"
+
+
+def _acting(body: Any) -> dict[str, Any]:
+    """As whom, and from where relative paths start."""
+    return known(cwd=given(body.cwd, None), user=given(body.user, None), root=body.sudo or None)
+
+
+@table.route(
+    "POST",
+    f"{_OFFICIAL}/read",
+    summary="Read a file",
+    request=ReadBody,
+    response_types=(OCTETS,),
+    errors=_FAILURES,
+)
+async def read_file(call: Call) -> Stream:
+    body = await call.body(ReadBody)
+    scope, session = call.session()
+    pieces = call.engine.files.read(scope.project, session, body.path, **known(cwd=given(body.cwd, None)))
+    return Stream(OCTETS, await started(pieces))
+
+
+@table.route(
+    "POST",
+    f"{_OFFICIAL}/write",
+    summary="Unpack a tar archive, compressed with gzip unless its type says otherwise, below X-Cwd",
+    request=GZIP,
+    response=Empty,
+    errors=(*_FAILURES, "payload_too_large"),
+)
+async def write_files(call: Call) -> Reply:
+    scope, session = call.session()
+    row = call.engine.sessions.get(scope.project, session)
+    cwd = call.request.text_header(b"x-cwd") or row.cwd
+    kind = (call.request.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+    await call.engine.files.extract(scope.project, session, call.upload(), cwd=cwd, gzip=kind != TAR.encode())
+    return json_reply(Empty())
+
+
+@table.route(
+    "POST",
+    f"{_OFFICIAL}/mkdir",
+    summary="Make a directory, with its parents unless told otherwise",
+    request=MkdirBody,
+    response=Empty,
+    errors=(*_FAILURES, "path_not_found"),
+)
+async def make_directory(call: Call) -> Reply:
+    body = await call.body(MkdirBody)
+    scope, session = call.session()
+    await call.engine.files.do(
+        scope.project,
+        session,
+        "mkdir",
+        path=body.path,
+        parents=body.recursive,
+        **known(cwd=given(body.cwd, None)),
+    )
+    return json_reply(Empty())
+
+
+# --- our own ---------------------------------------------------------------------------------------------
+
+
+@table.route(
+    "GET",
+    f"{_OWN}/content",
+    summary="Read a file, or a range of it",
+    query=ReadContentQuery,
+    response_types=(OCTETS,),
+    errors=_FAILURES,
+)
+async def read_content(call: Call) -> Stream:
+    query = call.query(ReadContentQuery)
+    scope, session = call.session()
+    pieces = call.engine.files.read(
+        scope.project,
+        session,
+        query.path,
+        offset=query.offset,
+        **known(length=given(query.length, None)),
+        **_acting(query),
+    )
+    return Stream(OCTETS, await started(pieces))
+
+
+@table.route(
+    "PUT",
+    f"{_OWN}/content",
+    summary="Write a file: all of it or nothing",
+    query=WriteContentQuery,
+    request=OCTETS,
+    response=Written,
+    errors=(*_FAILURES, "payload_too_large"),
+)
+async def write_content(call: Call) -> Reply:
+    query = call.query(WriteContentQuery)
+    scope, session = call.session()
+    written = await call.engine.files.write(
+        scope.project,
+        session,
+        query.path,
+        call.upload(),
+        parents=query.parents,
+        append=query.append,
+        exclusive=query.exclusive,
+        **known(mode=given(query.mode, None), size=call.request.content_length()),
+        **_acting(query),
+    )
+    return json_reply(Written(bytes_written=written))
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/archive",
+    summary="Download files and directories as a tar archive",
+    request=ArchiveBody,
+    response_types=(TAR,),
+    errors=_FAILURES,
+)
+async def download_archive(call: Call) -> Stream:
+    body = await call.body(ArchiveBody)
+    scope, session = call.session()
+    pieces = call.engine.files.archive(scope.project, session, body.paths, **_acting(body))
+    return Stream(TAR, await started(pieces))
+
+
+async def _do(call: Call, operation: str, body: Any, **arguments: Any) -> dict[str, Any]:
+    scope, session = call.session()
+    return await call.engine.files.do(
+        scope.project, session, operation, path=body.path, **arguments, **_acting(body)
+    )
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/stat",
+    summary="What is at a path",
+    request=StatBody,
+    response=FileShown,
+    errors=_FAILURES,
+)
+async def stat_file(call: Call) -> Reply:
+    body = await call.body(StatBody)
+    return json_reply(FileShown(file=show.file(await _do(call, "stat", body, follow=body.follow))))
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/list",
+    summary="What is in a directory, sorted by name",
+    request=ListBody,
+    response=FileList,
+    errors=(*_FAILURES, "limit_reached"),
+)
+async def list_files(call: Call) -> Reply:
+    body = await call.body(ListBody)
+    found = await _do(call, "list", body)
+    return json_reply(FileList(files=[show.file(entry) for entry in found["entries"]]))
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/mkdir",
+    summary="Make a directory with a mode, as a user",
+    request=MakeDirectoryBody,
+    response=Empty,
+    errors=(*_FAILURES, "path_not_found"),
+)
+async def make_directory_as(call: Call) -> Reply:
+    body = await call.body(MakeDirectoryBody)
+    await _do(call, "mkdir", body, parents=body.parents, mode=body.mode)
+    return json_reply(Empty())
+
+
+@table.route(
+    "POST", f"{_OWN}/rename", summary="Rename or move", request=RenameBody, response=Empty, errors=_FAILURES
+)
+async def rename_file(call: Call) -> Reply:
+    body = await call.body(RenameBody)
+    await _do(call, "rename", body, target=body.target, replace=body.replace)
+    return json_reply(Empty())
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/remove",
+    summary="Remove a file or a directory",
+    request=RemoveBody,
+    response=Empty,
+    errors=_FAILURES,
+)
+async def remove_file(call: Call) -> Reply:
+    body = await call.body(RemoveBody)
+    await _do(call, "remove", body, recursive=body.recursive, missing_ok=body.missing_ok)
+    return json_reply(Empty())
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/symlink",
+    summary="Make a symbolic link",
+    request=SymlinkBody,
+    response=Empty,
+    errors=_FAILURES,
+)
+async def make_symlink(call: Call) -> Reply:
+    body = await call.body(SymlinkBody)
+    await _do(call, "symlink", body, target=body.target)
+    return json_reply(Empty())
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/readlink",
+    summary="What a symbolic link says",
+    request=ReadlinkBody,
+    response=LinkShown,
+    errors=_FAILURES,
+)
+async def read_symlink(call: Call) -> Reply:
+    body = await call.body(ReadlinkBody)
+    return json_reply(LinkShown(target=(await _do(call, "readlink", body))["target"]))
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/chmod",
+    summary="Change the mode of a file",
+    request=ChmodBody,
+    response=Empty,
+    errors=_FAILURES,
+)
+async def change_mode(call: Call) -> Reply:
+    body = await call.body(ChmodBody)
+    await _do(call, "chmod", body, mode=body.mode)
+    return json_reply(Empty())
+
+
+@table.route(
+    "POST", f"{_OWN}/copy", summary="Copy a file", request=CopyBody, response=Written, errors=_FAILURES
+)
+async def copy_file(call: Call) -> Reply:
+    body = await call.body(CopyBody)
+    copied = await _do(call, "copy", body, target=body.target, parents=body.parents)
+    return json_reply(Written(bytes_written=copied["bytes_written"]))

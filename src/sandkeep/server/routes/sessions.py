@@ -1,0 +1,207 @@
+"""Sessions: list, get, stop, extend, snapshot, checkpoint, network policy, terminals, usage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+
+from sandkeep.engine.lifecycle import Operation
+from sandkeep.server import show
+from sandkeep.server.http import Reply, json_reply
+from sandkeep.server.router import Table
+from sandkeep.server.routes.common import NEEDS_SESSION, REFUSALS, page_request
+from sandkeep.server.terminal import PATH
+from sandkeep.store.rows import SessionStatus
+from sandkeep.wire.additions import UsageShown
+from sandkeep.wire.base import Body, given
+from sandkeep.wire.bodies import ExtendBody, SnapshotBody
+from sandkeep.wire.policies import PolicyBody
+from sandkeep.wire.queries import ListSessionsQuery
+from sandkeep.wire.responses import (
+    SessionChanged,
+    SessionPage,
+    SessionShown,
+    SessionStopped,
+    SnapshotTaken,
+    TerminalOpened,
+)
+
+if TYPE_CHECKING:
+    from sandkeep.server.app import Call
+
+table = Table("sessions")
+
+_SESSION = "/v2/sandboxes/sessions/{session}"
+
+
+@table.route(
+    "GET",
+    "/v2/sandboxes/sessions",
+    summary="List sessions, of one sandbox or of all",
+    query=ListSessionsQuery,
+    response=SessionPage,
+    errors=(*REFUSALS, "not_found"),
+)
+async def list_sessions(call: Call) -> Reply:
+    query = call.query(ListSessionsQuery)
+    scope = call.scope()
+    store = call.engine.store
+    sandbox = store.sandboxes.get(scope.project, query.name).id if query.name else None
+    page = store.sessions.page(
+        scope.project, page_request(query.limit, query.cursor, query.sort_order), sandbox=sandbox
+    )
+    return json_reply(
+        SessionPage(
+            sessions=[show.session(row, project=scope.shown) for row in page.items],
+            pagination=show.pagination(page),
+        )
+    )
+
+
+@table.route("GET", _SESSION, summary="Get a session", response=SessionShown, errors=(*REFUSALS, "not_found"))
+async def get_session(call: Call) -> Reply:
+    scope, session = call.session()
+    row = call.engine.sessions.get(scope.project, session)
+    return json_reply(
+        SessionShown(
+            session=show.session(row, project=scope.shown),
+            routes=show.routes(row.sandbox_name, row.ports, base=call.config.ingress),
+        )
+    )
+
+
+@table.route(
+    "POST",
+    f"{_SESSION}/stop",
+    summary="Stop a session and, when its sandbox is persistent, snapshot it",
+    request=Body,
+    request_required=False,
+    response=SessionStopped,
+    errors=(*REFUSALS, "not_found"),
+)
+async def stop_session(call: Call) -> Reply:
+    scope, session = call.session()
+    row, snapshot = await call.engine.sessions.stop(scope.project, session)
+    sandbox = call.engine.store.sandboxes.get(scope.project, row.sandbox_name)
+    return json_reply(
+        SessionStopped(
+            session=show.session(row, project=scope.shown),
+            sandbox=show.sandbox(call.engine, sandbox, project=scope.shown),
+            snapshot=UNSET if snapshot is None else show.snapshot(snapshot),
+        )
+    )
+
+
+@table.route(
+    "POST",
+    f"{_SESSION}/extend-timeout",
+    summary="Let a session live longer",
+    request=ExtendBody,
+    response=SessionChanged,
+    errors=(*REFUSALS, *NEEDS_SESSION, "sandbox_timeout_invalid"),
+)
+async def extend_session(call: Call) -> Reply:
+    body = await call.body(ExtendBody)
+    scope, session = call.session()
+    row = await call.engine.sessions.extend(scope.project, session, by_ms=body.duration)
+    return json_reply(SessionChanged(session=show.session(row, project=scope.shown)))
+
+
+@table.route(
+    "POST",
+    f"{_SESSION}/network-policy",
+    summary="Change what a running session may reach",
+    request=PolicyBody,
+    response=SessionChanged,
+    errors=(*REFUSALS, *NEEDS_SESSION),
+)
+async def set_network_policy(call: Call) -> Reply:
+    policy = (await call.body(PolicyBody)).policy()
+    scope, session = call.session()
+    row = await call.engine.sandboxes.set_policy(scope.project, session, policy)
+    return json_reply(SessionChanged(session=show.session(row, project=scope.shown)))
+
+
+@table.route(
+    "POST",
+    f"{_SESSION}/snapshot",
+    summary="Snapshot a session, which ends it",
+    request=SnapshotBody,
+    request_required=False,
+    response=SnapshotTaken,
+    errors=(*REFUSALS, *NEEDS_SESSION),
+)
+async def snapshot_session(call: Call) -> Reply:
+    body = await call.body(SnapshotBody)
+    scope, session = call.session()
+    row, snapshot = await call.engine.sessions.snapshot(
+        scope.project, session, lifetime_ms=given(body.expiration, None)
+    )
+    shown = SnapshotTaken(snapshot=show.snapshot(snapshot), session=show.session(row, project=scope.shown))
+    return json_reply(shown)
+
+
+@table.route(
+    "POST",
+    "/v1/sessions/{session}/checkpoint",
+    summary="Snapshot a session that goes on",
+    request=SnapshotBody,
+    request_required=False,
+    response=SnapshotTaken,
+    errors=(*REFUSALS, *NEEDS_SESSION),
+)
+async def checkpoint_session(call: Call) -> Reply:
+    body = await call.body(SnapshotBody)
+    scope, session = call.session()
+    row, snapshot = await call.engine.sessions.checkpoint(
+        scope.project, session, lifetime_ms=given(body.expiration, None)
+    )
+    shown = SnapshotTaken(snapshot=show.snapshot(snapshot), session=show.session(row, project=scope.shown))
+    return json_reply(shown)
+
+
+@table.route(
+    "POST",
+    f"{_SESSION}/interactive",
+    summary="Open a terminal: where to connect, and with which one-time token",
+    request=Body,
+    request_required=False,
+    response=TerminalOpened,
+    errors=(*REFUSALS, *NEEDS_SESSION),
+)
+async def open_terminal(call: Call) -> Reply:
+    scope, session = call.session()
+    await call.engine.sessions.require(scope.project, session, Operation.TERMINAL)
+    # "http" to "ws" keeps the "s" of "https".
+    url = call.origin().replace("http", "ws", 1) + PATH + session
+    return json_reply(TerminalOpened(url=url, token=call.app.terminals.issue(scope.project, session)))
+
+
+@table.route(
+    "GET",
+    "/v1/sessions/{session}/usage",
+    summary="What a session has used so far",
+    response=UsageShown,
+    errors=(*REFUSALS, "not_found"),
+)
+async def session_usage(call: Call) -> Reply:
+    scope, session = call.session()
+    row = call.engine.sessions.get(scope.project, session)
+    live = await call.engine.driver.usage(show.ref(row)) if row.status is SessionStatus.RUNNING else {}
+    return json_reply(UsageShown(usage=show.usage(row, live)))
+
+
+@table.route(
+    "GET",
+    "/v1/sandboxes/{name}/usage",
+    summary="What all sessions of a sandbox have used, the current one included",
+    response=UsageShown,
+    errors=(*REFUSALS, "not_found"),
+)
+async def sandbox_usage(call: Call) -> Reply:
+    scope = call.scope()
+    found = call.engine.sandboxes.get(scope.project, call.params["name"])
+    running = found.session.status is SessionStatus.RUNNING
+    live = await call.engine.driver.usage(show.ref(found.session)) if running else {}
+    return json_reply(UsageShown(usage=show.total_usage(found.sandbox, live)))
