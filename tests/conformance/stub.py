@@ -108,6 +108,8 @@ class Stub:
     project: str = PROJECT
     boxes: dict[str, Box] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    faults: list[errors.Answer] = field(default_factory=list)
+    """Sent instead of the next answers, without doing anything."""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         parts = [unquote(part) for part in path.removeprefix("/api").strip("/").split("/")]
@@ -206,12 +208,18 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         stub.requests.append((self.command, parts.path, dict(parse_qsl(parts.query))))
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        kind = "application/json"
+        headers: dict[str, str] = {}
         try:
-            status, kind, data = stub.answer(self.command, parts.path, body)
+            if stub.faults:
+                status, data, headers = stub.faults.pop(0)
+            else:
+                status, kind, data = stub.answer(self.command, parts.path, body)
         except SandkeepError as error:
-            status, data, _ = errors.answer(error)
-            kind = "application/json"
+            status, data, headers = errors.answer(error)
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(data)))
         self.end_headers()

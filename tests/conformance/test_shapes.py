@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from sandkeep.errors import RateLimited, TransportError
+from sandkeep.wire import errors
 from tests.conformance.clients import Client
 from tests.conformance.expectations import SHARED
 from tests.conformance.stub import Stub, stub
@@ -43,6 +45,18 @@ def test_python(python_client: Client, shapes: Stub, surface: str, name: str) ->
 def test_node(node_client: Client, shapes: Stub, name: str) -> None:
     assert node_client.run(name, server=shapes).observed == SHARED[name]
     assert not shapes.boxes, "the driver leaves nothing behind"
+
+
+def test_a_request_refused_for_now_is_sent_again_and_done_once(node_client: Client, shapes: Stub) -> None:
+    shapes.faults += [
+        errors.answer(RateLimited("slow down", retry_after=1)),
+        errors.answer(TransportError("the host does not answer")),
+    ]
+    assert node_client.run("create_default", server=shapes).observed == SHARED["create_default"]
+    creations = [
+        path for method, path, _ in shapes.requests if method == "POST" and path.endswith("/sandboxes")
+    ]
+    assert len(creations) == 3
 
 
 def test_cli(cli_client: Client, shapes: Stub) -> None:

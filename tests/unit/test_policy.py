@@ -6,7 +6,7 @@ import time
 from ipaddress import ip_address
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandkeep.errors import HostCannot, InvalidRequest
@@ -243,6 +243,7 @@ def test_a_path_servers_would_read_differently_is_refused(path: str) -> None:
         canonical_path(path)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab./%2eE\\5c", max_size=30))
 def test_canonical_paths_are_stable_and_hold_no_dot_segments(text: str) -> None:
     try:

@@ -7,7 +7,10 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import UNSET
 
 from sandkeep.errors import InvalidRequest
@@ -24,7 +27,7 @@ from sandkeep.types import (
     SortOrder,
     TarballSource,
 )
-from sandkeep.wire import bodies, queries, terminal
+from sandkeep.wire import bodies, policies, queries, terminal
 from sandkeep.wire.base import convert, decode
 from sandkeep.wire.errors import spelled
 
@@ -289,6 +292,78 @@ def test_a_bad_query_names_its_parameter(kind: type[Any], parameters: dict[str, 
     with pytest.raises(InvalidRequest) as caught:
         convert(kind, parameters)
     assert caught.value.field == field
+
+
+KEYS = sorted(
+    {name for kind in vars(bodies).values() for name in getattr(kind, "__struct_encode_fields__", ())}
+    | {name for kind in vars(policies).values() for name in getattr(kind, "__struct_encode_fields__", ())}
+    | {"type", "a.com", "/data", "A"}
+)
+WORDS = [
+    "",
+    "a.com",
+    "/data",
+    "git",
+    "snapshot",
+    "custom",
+    "https://h/r",
+    "10.0.0.0/8",
+    "\0",
+    "é\n",
+    "*",
+    "[::1",
+]
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-3, 9000)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(WORDS)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), inner, max_size=6)
+    ),
+    max_leaves=12,
+)
+
+
+def meant(kind: type[Any], data: bytes) -> None:
+    body = decode(kind, data)
+    if isinstance(body, bodies.CreateBody):
+        body.spec()
+        body.spec(legacy=True)
+    elif isinstance(body, bodies.ForkBody | bodies.UpdateBody):
+        dataclasses.replace(SandboxSpec(), **body.changes())
+    elif isinstance(body, policies.PolicyBody):
+        policies.shown(body.policy())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        bodies.CreateBody,
+        bodies.ForkBody,
+        bodies.UpdateBody,
+        bodies.RunBody,
+        bodies.StdinBody,
+        bodies.DriveBody,
+        policies.PolicyBody,
+        terminal.Start,
+    ],
+)
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_whatever_arrives_is_understood_or_is_the_callers_mistake(
+    kind: type[msgspec.Struct], data: st.DataObject
+) -> None:
+    names = kind.__struct_encode_fields__
+    fields = {name: data.draw(VALUES, name) for name in names if data.draw(st.booleans(), f"{name}?")}
+    try:
+        meant(kind, json.dumps({"projectId": "P", "command": "c", **fields}).encode())
+    except InvalidRequest as error:
+        assert error.message
 
 
 def test_terminal_messages() -> None:

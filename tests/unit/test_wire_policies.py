@@ -172,6 +172,10 @@ def test_an_injection_rule_does_not_widen_what_can_be_reached() -> None:
             {"allow": {"a.com": [{"transform": [{"headers": {"a": "\n"}}]}]}},
             'allow["a.com"][0].transform.headers["a"]',
         ),
+        (
+            {"allow": {"a.com": [{"transform": [{"headers": {"a": "<redacted>"}}]}]}},
+            'allow["a.com"][0].transform.headers["a"]',
+        ),
         ({"allow": ["http://a.com"]}, 'allow["http://a.com"]'),
         ({"subnets": {"allow": ["10.0.0.0/99"]}}, "subnets.allow[0]"),
         (

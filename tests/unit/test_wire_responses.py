@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandkeep import errors
@@ -255,6 +255,7 @@ def test_stream_records_are_single_ascii_lines() -> None:
     }
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from([b"a", "é".encode(), "😀".encode(), b"\xff", b"\xf0\x9f", b"\xc3", b"\xed\xa0\x80"])

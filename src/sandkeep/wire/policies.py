@@ -29,6 +29,9 @@ from sandkeep.types import (
 )
 from sandkeep.wire.base import Body, Object, given
 
+REDACTED = "<redacted>"
+"""What some clients put where a shown policy has no value. Sent back, it would replace the secret."""
+
 Dimension = Literal["path", "method", "queryString", "headers"]
 
 
@@ -99,7 +102,11 @@ class RuleBody(Body, kw_only=True, frozen=True):
     def _action(self) -> Action:
         if not isinstance(self.transform, UnsetType):
             with within("transform"):
-                return Transform(_merged(given(entry.headers, {}) for entry in self.transform))
+                headers = _merged(given(entry.headers, {}) for entry in self.transform)
+                for name, value in headers:
+                    if value == REDACTED:
+                        refuse(f'headers["{name}"]', "is what a client shows in place of a secret")
+                return Transform(headers)
         if not isinstance(self.forward_url, UnsetType):
             with within("forwardURL"):
                 return Forward(self.forward_url)
