@@ -58,6 +58,20 @@ def test_the_most_specific_domain_speaks_whatever_the_order() -> None:
         assert [domain and domain.pattern for domain in found] == ["api.x.com", "*.x.com", "*"]
 
 
+def test_a_pattern_with_more_labels_beats_a_shorter_suffix() -> None:
+    patterns = ["*.com", "api.*.com", "*.x.com", "www.*.x.com"]
+    for names in (patterns, patterns[::-1]):
+        judge = Judge(NetworkPolicy.custom(names))
+        found = [judge.domain(name) for name in ("www.a.x.com", "b.x.com", "api.y.com", "y.com", "x.org")]
+        assert [domain and domain.pattern for domain in found] == [
+            "www.*.x.com",
+            "*.x.com",
+            "api.*.com",
+            "*.com",
+            None,
+        ]
+
+
 def test_a_domain_with_rules_is_inspected_and_names_its_rules() -> None:
     policy = NetworkPolicy.custom({"api.x.com": [INJECT], "*": []}, allow_subnets=["0.0.0.0/0"])
     answer = decide(policy, name="api.x.com", address=ip_address(PUBLIC), port=443)

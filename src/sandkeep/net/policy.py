@@ -46,6 +46,7 @@ from sandkeep.types import (
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Pairs = Sequence[tuple[str, str]]
+_Rank = tuple[int, int, int]
 
 _REGEX_MEMORY = 1 << 20
 """Bytes RE2 may use for one compiled pattern; a larger one is refused when it is compiled."""
@@ -103,15 +104,20 @@ class Judge:
         self._allowed = _networks(policy.allow_subnets)
         self._operator = _networks(operator_allowed)
         self._exact: dict[str, Domain] = {}
-        self._patterns: list[tuple[list[str], Domain]] = []
-        for domain in policy.domains:
+        self._suffixes: dict[str, tuple[_Rank, Domain]] = {}
+        self._patterns: list[tuple[_Rank, list[str], Domain]] = []
+        for index, domain in enumerate(policy.domains):
             normal = _normal_name(domain.pattern)
-            if "*" in normal:
-                self._patterns.append((normal.split("."), domain))
-            else:
+            labels = normal.split(".")
+            # Smaller is more specific; equally specific patterns keep the order they were written in.
+            rank = (-sum(label != "*" for label in labels), -len(labels), index)
+            if "*" not in normal:
                 self._exact[normal] = domain
-        # Stable, so equally specific patterns keep the order they were written in.
-        self._patterns.sort(key=lambda item: (-_literal_labels(item[0]), -len(item[0])))
+            elif labels[0] == "*" and "*" not in labels[1:]:
+                self._suffixes[normal[2:]] = (rank, domain)
+            else:
+                self._patterns.append((rank, labels, domain))
+        self._patterns.sort(key=lambda pattern: pattern[0])
 
     def decide(self, *, name: str | None, address: Address | None, port: int) -> Verdict:
         """Judge a connection to ``port`` of ``name`` at ``address``, either of which may not be known yet.
@@ -153,11 +159,23 @@ class Judge:
         exact = self._exact.get(normal)
         if exact is not None:
             return exact
+        found = self._suffix_domain(normal)
         labels = normal.split(".")
-        for pattern, domain in self._patterns:
+        for rank, pattern, domain in self._patterns:
+            if found is not None and rank > found[0]:
+                break
             if _labels_match(pattern, labels):
                 return domain
-        return None
+        return None if found is None else found[1]
+
+    def _suffix_domain(self, name: str) -> tuple[_Rank, Domain] | None:
+        """The longest ``*.suffix`` that matches; ``*`` alone is the empty one."""
+        while name:
+            _, _, name = name.partition(".")
+            found = self._suffixes.get(name)
+            if found is not None:
+                return found
+        return self._suffixes.get("")
 
     def _refused(self, address: Address) -> Verdict | None:
         text = _containing(address, self._denied)
@@ -349,13 +367,7 @@ def _normal_name(name: str) -> str:
     return name.lower().removesuffix(".")
 
 
-def _literal_labels(pattern: list[str]) -> int:
-    return sum(label != "*" for label in pattern)
-
-
 def _labels_match(pattern: list[str], labels: list[str]) -> bool:
-    if pattern == ["*"]:
-        return True
     if pattern[0] == "*":
         rest = pattern[1:]
         if len(labels) <= len(rest):

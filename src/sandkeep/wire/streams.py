@@ -24,6 +24,7 @@ HEARTBEAT = b"\n"
 """An empty line, which every client skips."""
 
 _PREFIX = {stream: f'{{"stream":"{stream.value}","data":'.encode() for stream in OutputStream}
+_TEXT = msgspec.json.Encoder()
 _UTF8 = getincrementaldecoder("utf-8")
 
 
@@ -42,6 +43,8 @@ def command_record(command: CommandObject) -> bytes:
 
 def output_record(stream: OutputStream, text: str) -> bytes:
     """A piece of output. The hottest line of the server, so it is put together by hand."""
+    if text.isascii():
+        return _PREFIX[stream] + _TEXT.encode(text) + b"}\n"
     return _PREFIX[stream] + encode_basestring_ascii(text).encode("ascii") + b"}\n"
 
 
