@@ -20,6 +20,7 @@ def serve_command(args: list[str]) -> int:
     parser.add_argument("--host", default=None, help="listen on TCP at this address (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=None, help="listen on TCP at this port; 0 is any")
     parser.add_argument("--public-url", default=None, help="how clients reach the server behind a proxy")
+    parser.add_argument("--settings", default=None, help="JSON file (default: settings.json, if it exists)")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument(
@@ -32,11 +33,13 @@ def serve_command(args: list[str]) -> int:
         parser.error("--port is between 0 and 65535")
     if options.embedded:
         _detach()
+    from sandkeep.server.configuration import read_settings
     from sandkeep.server.serve import Options, run
 
     idle = options.idle_exit
+    directory = data_directory(options.data_dir)
     return run(
-        data_directory(options.data_dir),
+        directory,
         Options(
             host=options.host,
             port=options.port,
@@ -48,6 +51,7 @@ def serve_command(args: list[str]) -> int:
             ready_fd=options.ready_fd,
             quiet=options.embedded,
         ),
+        settings=read_settings(directory, options.settings),
     )
 
 
