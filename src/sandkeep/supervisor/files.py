@@ -263,6 +263,8 @@ class SessionFiles:
             with Fd(old_parent):
                 new_parent, new = self.tree.entry(absolute(target, cwd), follow=False)
                 with Fd(new_parent):
+                    _refuse_mounted(old_parent, old)
+                    _refuse_mounted(new_parent, new)
                     flags = 0 if replace else syscalls.RENAME_NOREPLACE
                     syscalls.renameat2(old_parent, old, new_parent, new, flags)
 
@@ -283,6 +285,7 @@ class SessionFiles:
             with self._operation("remove", path, identity) as operation:
                 parent, name = self.tree.entry(absolute(path, cwd), follow=False)
                 with Fd(parent):
+                    _refuse_mounted(parent, name)
                     if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                         os.unlink(name, dir_fd=parent)
                     elif recursive:
@@ -448,6 +451,23 @@ class _Operation:
 def _check_mode(mode: int | None) -> None:
     if mode is not None and not 0 <= mode <= 0o7777:
         raise InvalidRequest(f"no permissions: {mode:#o}", field="mode")
+
+
+def _refuse_mounted(parent: int, name: bytes) -> None:
+    """Refuse an entry something is mounted on.
+
+    The kernel does so only where the mount is in the caller's own mount namespace. Here it would take the
+    session's /proc or /dev away from under it.
+    """
+    flags = os.O_PATH | os.O_NOFOLLOW
+    try:
+        os.close(syscalls.openat2(parent, name, flags, resolve=syscalls.RESOLVE_NO_XDEV))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise OSError(errno.EBUSY, "a file system is mounted there", name) from None
+        raise
 
 
 def _keep_owner(fd: int, existing: os.stat_result) -> None:
