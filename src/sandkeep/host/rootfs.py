@@ -99,8 +99,8 @@ class Rootfs:
                     s["name"],
                     s["target"],
                     tuple(Lower(path, store) for path, store in s["lowers"]),
-                    s["drive"],
-                    s["read_only"],
+                    s.get("drive", False),
+                    s.get("read_only", False),
                 )
                 for s in body["slots"]
             ),

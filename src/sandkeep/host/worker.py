@@ -60,7 +60,13 @@ class Worker:
         self._images.remove(image)
         return {}
 
-    def import_image(self, report: Report, *, kind: str, path: str, name: str) -> dict[str, Any]:
+    def pull_image(self, report: Report, *, reference: str, **options: Any) -> dict[str, Any]:
+        """Fetch from a registry; options: platform, auth, insecure."""
+        return _plain(self._images.pull(reference, progress=report, **options))
+
+    def import_image(
+        self, report: Report, *, kind: str, path: str, name: str, **options: Any
+    ) -> dict[str, Any]:
         importers: dict[str, Callable[..., Any]] = {
             "directory": self._images.import_directory,
             "tar": self._images.import_tar,
@@ -69,7 +75,7 @@ class Worker:
         }
         if kind not in importers:
             raise InvalidRequest(f"kind is one of {', '.join(importers)}", field="kind")
-        return _plain(importers[kind](path, name=name))
+        return _plain(importers[kind](path, name=name, **options))
 
     # --- layers ------------------------------------------------------------------------------------------
 
@@ -156,6 +162,7 @@ OPERATIONS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "image.list": Worker.list_images,
     "image.remove": Worker.remove_image,
     "image.import": Worker.import_image,
+    "image.pull": Worker.pull_image,
     "rootfs": Worker.rootfs,
     "layer.publish": Worker.publish,
     "layer.publish-slot": Worker.publish_slot,
