@@ -35,15 +35,15 @@ from tests.lab import Box, Lab
 MODES = ("root", "subuid", "single")
 _SECONDS = 120.0
 
-Body = Callable[[Lab], None]
+Body = Callable[[Lab], Any]
 
 
 class Ask(Protocol):
-    """Runs a body with the lab of one mode."""
+    """Runs a body with the lab of one mode; what it returns travels as JSON."""
 
     mode: str
 
-    def __call__(self, body: Body) -> None: ...
+    def __call__(self, body: Body) -> Any: ...
 
 
 def everywhere(body: Body) -> Callable[[Ask], None]:
@@ -104,8 +104,8 @@ class _Here:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
-    def __call__(self, body: Body) -> None:
-        body(self._lab)
+    def __call__(self, body: Body) -> Any:
+        return body(self._lab)
 
 
 class _Elsewhere:
@@ -143,7 +143,7 @@ class _Elsewhere:
             self._process.wait()
             raise
 
-    def __call__(self, body: Body) -> None:
+    def __call__(self, body: Body) -> Any:
         self._socket.sendall(json.dumps([body.__module__, body.__name__]).encode() + b"\n")
         line = self._answers.readline()
         if not line:
@@ -153,6 +153,7 @@ class _Elsewhere:
             pytest.skip(answer["skip"])
         if "failure" in answer:
             pytest.fail(f"as {self.mode}:\n{answer['failure']}", pytrace=False)
+        return answer["result"]
 
 
 def serve(fd: int, data_dir: str) -> None:
@@ -161,9 +162,10 @@ def serve(fd: int, data_dir: str) -> None:
     with socket.socket(fileno=fd) as sock, sock.makefile("rw") as lines, Lab(data_dir) as lab:
         for line in lines:
             module, name = json.loads(line)
-            answer = {}
+            answer: dict[str, Any] = {}
             try:
-                getattr(importlib.import_module(module), name).body(lab)
+                found = getattr(importlib.import_module(module), name)
+                answer = {"result": getattr(found, "body", found)(lab)}
             except pytest.skip.Exception as skipped:
                 answer = {"skip": str(skipped)}
             except BaseException:
