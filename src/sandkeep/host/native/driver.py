@@ -33,6 +33,7 @@ Mode = Literal["root", "subuid", "single"]
 
 _START_SECONDS: Final = 30.0
 _SUBORDINATE: Final = 65_535
+_NO_ANSWER: Final = b'{"error": {"code": "internal_error", "message": "the supervisor died while starting"}}'
 _LAST_BREATH_SECONDS: Final = 0.02
 """A dying process closes its descriptors one by one; wait this long before concluding from the others."""
 
@@ -181,7 +182,7 @@ class NativeDriver:
 
     async def close(self) -> None:
         """Let the zygote go. Sessions stay."""
-        for item in self._controls.values():
+        for item in list(self._controls.values()):
             await item.close()
         self._controls.clear()
         await asyncio.get_running_loop().run_in_executor(None, self._close_zygote)
@@ -209,21 +210,28 @@ class NativeDriver:
             os.mkdir(directory, 0o700)
         except FileExistsError:
             raise WrongState(f"session {spec.session} exists", session=spec.session) from None
-        replace_json(f"{directory}/spec.json", spec.to_json())
-        data = await self._ask_zygote(spec.session)
-        if not data:
-            await asyncio.sleep(_LAST_BREATH_SECONDS)
-            if not self._zygote_listens():
-                # It died with the request in hand, so nobody else is starting this session.
-                await self.start()
-                data = await self._ask_zygote(spec.session)
-        answer = json.loads(data) if data else {"error": {"code": "internal_error", "message": "no answer"}}
-        if "error" in answer:
+        try:
+            replace_json(f"{directory}/spec.json", spec.to_json())
+            answer = json.loads(await self._ask_for(spec.session) or _NO_ANSWER)
+            if "error" in answer:
+                raise from_json(answer["error"])
+        except Exception:
             # Nothing ran, so nothing in there belongs to anybody but us.
             shutil.rmtree(directory, ignore_errors=True)
-            raise from_json(answer["error"])
+            raise
         state: dict[str, Any] = answer["state"]
         return state
+
+    async def _ask_for(self, session: str) -> bytes:
+        """Ask the zygote, or its successor if it died with the request in hand and nobody is starting it."""
+        asked = self._socket
+        data = await self._ask_zygote(session)
+        if not data:
+            await asyncio.sleep(_LAST_BREATH_SECONDS)
+            if self._socket is not asked or not self._zygote_listens():
+                await self.start()
+                data = await self._ask_zygote(session)
+        return data
 
     async def _ask_zygote(self, session: str) -> bytes:
         """Have a session started; what its supervisor says about that, or nothing if there is none."""
