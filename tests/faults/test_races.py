@@ -1,0 +1,158 @@
+"""Ends that come at the same moment: a session ends once, and everyone is told the same about it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandkeep.errors import SandkeepError, TransportError
+from sandkeep.host.driver import ProcessSpec, SessionRef, SessionSpec
+from sandkeep.host.rootfs import Rootfs
+from sandkeep.supervisor.process import now_ms
+from tests.faults.watching import Being, all_gone, being
+from tests.lab import Lab
+from tests.labs import MODES, Ask, everywhere, opened
+
+_REASONS = {"stopped", "stopped again", "deadline reached", "the session's init died"}
+
+
+@pytest.fixture(scope="module", params=MODES)
+def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
+    yield from opened(request)
+
+
+async def _ends_at_once(lab: Lab, rootfs: Rootfs, session: str, moments: random.Random) -> list[Being]:
+    """Deadline, two stops (one polite), and death of init, all within a few milliseconds."""
+    driver = lab.driver
+    state = await driver.create(SessionSpec(session=session, rootfs=rootfs))
+    ref = SessionRef(driver.host, session)
+    beings = [being(state["supervisor_pid"]), being(state["init_pid"])]
+    script = "trap '' TERM; echo up; setsid sleep 55 & sleep 55"
+
+    async def at_the_time(work: Any) -> Any:
+        await asyncio.sleep(max((deadline - now_ms()) / 1000 + moments.uniform(-0.005, 0.005), 0))
+        return await work()
+
+    async def kill_init() -> None:
+        if beings[1].runs:
+            os.kill(state["init_pid"], signal.SIGKILL)
+
+    async def start_another() -> None:
+        try:
+            await driver.start_process(ref, ProcessSpec("late", ("sh", "-c", script), kill_after_ms=1))
+        except SandkeepError:
+            pass  # it may be too late for that
+
+    first = asyncio.create_task(driver.wait_stopped(ref), name="wait")
+    await driver.start_process(ref, ProcessSpec("early", ("sh", "-c", script), kill_after_ms=40))
+    deadline = now_ms() + 40
+    await driver.set_deadline(ref, deadline)
+    answers = await asyncio.wait_for(
+        asyncio.gather(
+            at_the_time(lambda: driver.stop(ref, reason="stopped")),
+            at_the_time(lambda: driver.stop(ref, reason="stopped again", grace_ms=30)),
+            at_the_time(kill_init),
+            at_the_time(start_another),
+            first,
+        ),
+        20,
+    )
+    final = await driver.state(ref)
+    assert final["status"] == "stopped"
+    assert final["reason"] in _REASONS
+    for answer in (answers[0], answers[1], answers[4]):
+        assert (answer["status"], answer["reason"]) == ("stopped", final["reason"])
+    for record in await driver.processes(ref):
+        assert record["status"] in ("lost", "killed"), record
+    await driver.forget(ref)
+    await lab.storage.call("session.remove", session=session)
+    return beings
+
+
+@everywhere
+def test_stop_deadline_and_kill_at_the_same_moment_end_a_session_once(lab: Lab) -> None:
+    rootfs, _ = lab.do(lab.storage.rootfs("host"))
+    moments = random.Random(11)
+
+    async def all_of_them() -> list[Being]:
+        beings: list[Being] = []
+        for turn in range(6):
+            lives = (_ends_at_once(lab, rootfs, f"race-{turn}-{n}", moments) for n in range(5))
+            for found in await asyncio.gather(*lives):
+                beings += found
+        return beings
+
+    all_gone(lab.do(all_of_them()))
+
+
+@everywhere
+def test_init_dying_during_a_request_is_an_end_and_not_a_hang(lab: Lab) -> None:
+    """A process is being started or signalled when init dies: the caller hears, the session is stopped."""
+    rootfs, _ = lab.do(lab.storage.rootfs("host"))
+    moments = random.Random(5)
+
+    async def one(session: str) -> None:
+        driver = lab.driver
+        state = await driver.create(SessionSpec(session=session, rootfs=rootfs))
+        ref = SessionRef(driver.host, session)
+        await driver.start_process(ref, ProcessSpec("p", ("sleep", "60")))
+
+        async def busy(number: int) -> None:
+            try:
+                for turn in range(50):
+                    await driver.start_process(ref, ProcessSpec(f"p{number}-{turn}", ("true",)))
+                    await driver.signal(ref, signal.SIGCONT, "p")
+            except SandkeepError:
+                pass
+
+        async def kill() -> None:
+            await asyncio.sleep(moments.uniform(0, 0.03))
+            os.kill(state["init_pid"], signal.SIGKILL)
+
+        await asyncio.wait_for(asyncio.gather(busy(1), busy(2), kill()), 20)
+        final = await driver.wait_stopped(ref)
+        assert (final["status"], final["reason"]) == ("stopped", "the session's init died"), final
+        await driver.forget(ref)
+        await lab.storage.call("session.remove", session=session)
+
+    for number in range(10):
+        lab.do(one(f"dying-{number}"))
+
+
+@everywhere
+def test_the_zygote_dying_during_creates_fails_none_of_them(lab: Lab) -> None:
+    """Sixteen creates at once and a zygote killed again and again: every one gets its session."""
+    rootfs, _ = lab.do(lab.storage.rootfs("host"))
+
+    async def create(session: str) -> None:
+        ref = SessionRef(lab.driver.host, session)
+        for _ in range(8):  # a create gives up when a second zygote dies on it, and can be repeated
+            try:
+                await lab.driver.create(SessionSpec(session=session, rootfs=rootfs))
+                break
+            except SandkeepError as error:
+                assert error.code in ("internal_error", TransportError.code), error
+        assert (await lab.driver.state(ref))["status"] == "running"
+        await lab.driver.stop(ref, reason="enough")
+        await lab.driver.forget(ref)
+        await lab.storage.call("session.remove", session=session)
+
+    async def killer() -> None:
+        for _ in range(4):
+            await asyncio.sleep(0.04)
+            if (zygote := lab.driver._zygote) is not None and zygote.poll() is None:
+                zygote.kill()
+
+    async def all_of_them() -> None:
+        await asyncio.wait_for(
+            asyncio.gather(killer(), *(create(f"crowd-{number}") for number in range(16))), 60
+        )
+
+    lab.do(all_of_them())
+    assert not [name for name in os.listdir(f"{lab.data_dir}/sessions") if name.startswith("crowd-")]
