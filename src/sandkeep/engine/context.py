@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sandkeep.engine.names import new_id
+from sandkeep.engine.network import Network
 from sandkeep.engine.settings import Settings
 from sandkeep.errors import NotFound
 from sandkeep.host.driver import Driver, SessionRef
@@ -38,6 +39,7 @@ class Context:
         self.log = log
         self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.network = Network(self)
         self._finishing: set[asyncio.Task[Any]] = set()
 
     @staticmethod

@@ -34,6 +34,7 @@ class Engine:
         self.settings = context.settings
         self.driver = context.driver
         self.storage = context.storage
+        self.network = context.network
         self.sessions = Sessions(context)
         self.snapshots = Snapshots(context)
         self.processes = Processes(context, self.sessions)
@@ -56,6 +57,7 @@ class Engine:
             context = Context(store, driver, storage, settings or Settings(), log, data_dir=data_dir)
             engine = cls(context)
             await engine._reconcile()
+            context.spawn(engine.network.run(), "network")
             context.spawn(engine.upkeep.run(), "upkeep")
         except BaseException:
             store.close()
@@ -66,6 +68,7 @@ class Engine:
     async def close(self) -> None:
         """Let go. Sessions go on; whoever opens the directory next finds them."""
         await self._context.close()
+        await self.network.close()
         await self.storage.close()
         await self.driver.close()
         self.store.close()

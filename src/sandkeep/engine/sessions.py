@@ -94,6 +94,7 @@ class Sessions:
         try:
             rootfs, warnings = await self._rootfs(sandbox, session)
             state = await self._context.driver.create(self._spec(sandbox, session, rootfs))
+            await self._connect(session)
         except BaseException as error:
             self._store.sessions.move(
                 session.project,
@@ -122,6 +123,16 @@ class Sessions:
         self._context.event("session.started", session, image=rootfs.image, warnings=warnings)
         self.watch(session)
         return session
+
+    async def _connect(self, session: Session) -> None:
+        """Put the session's network policy in force, or end it: it never runs without."""
+        try:
+            await self._context.network.attach(session)
+        except BaseException:
+            ref = self._context.ref(session)
+            await self._context.driver.stop(ref, reason="no network policy could be put in force")
+            await self._context.remove_session(session.id)
+            raise
 
     async def _rootfs(self, sandbox: Sandbox, session: Session) -> tuple[Rootfs, list[str]]:
         rootfs, warnings = await self._context.storage.rootfs(session.image, layer=session.layer_base)
@@ -233,6 +244,7 @@ class Sessions:
         state = await self._context.driver.stop(
             ref, reason="stopped by request", grace_ms=self._context.settings.stop_grace_ms
         )
+        await self._context.network.detach(session.id)
         await drives.detach(self._context, session)
         snapshot = None
         if keep:

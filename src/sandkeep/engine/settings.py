@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -21,6 +21,24 @@ MANAGED_IMAGES = (
 
 def _default_images() -> dict[str, str]:
     return dict.fromkeys((*RUNTIMES, *MANAGED_IMAGES), "host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """What an operator decides about the network of every session."""
+
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names with fixed addresses; no name server is asked about them."""
+    allowed: Sequence[str] = ()
+    """Private, loopback or link-local ranges that policies may allow; they are refused otherwise."""
+    name_servers: Sequence[str] = ()
+    """Addresses, with a port after ``#`` where it is not 53. None: those of the machine."""
+    own_ports: Sequence[int] = ()
+    """Ports the server itself listens on, out of every session's reach."""
+    connections: int = 1024
+    """Open at once, per session."""
+    dns_rate: float = 200
+    """Queries per second and session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,5 +67,6 @@ class Settings:
     """Isolation barriers the operator agrees to do without on a machine that cannot build them."""
     fold_depth: int = 30
     log_cap_bytes: int = 128 << 20
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     private_sources: bool = False
     """Let git and tarball sources come from loopback and private addresses."""

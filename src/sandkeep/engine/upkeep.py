@@ -42,6 +42,7 @@ class Upkeep:
             self._end_idle,
             self._expire_snapshots,
             self._forget,
+            self._context.network.refresh,
         )
         for chore in chores:
             try:

@@ -109,6 +109,9 @@ _SYS_CLOSE_RANGE: Final = 436
 _SYS_OPENAT2: Final = 437
 _SYS_FACCESSAT2: Final = 439
 _SYS_MOUNT_SETATTR: Final = 442
+_SYS_LANDLOCK_CREATE_RULESET: Final = 444
+_SYS_LANDLOCK_ADD_RULE: Final = 445
+_SYS_LANDLOCK_RESTRICT_SELF: Final = 446
 
 MACHINE: Final = platform.machine() or os.uname().machine
 
@@ -434,3 +437,35 @@ def inotify_add_watch(fd: int, path: str | bytes, mask: int) -> int:
     if watch < 0:
         raise _fail("inotify_add_watch", path)
     return watch
+
+
+# --- landlock ------------------------------------------------------------------------------------------
+
+
+def landlock_version() -> int:
+    """The version of Landlock this kernel speaks; raises where it has none."""
+    version: int = _libc.syscall(_long(_SYS_LANDLOCK_CREATE_RULESET), None, _long(0), _long(1))
+    if version < 0:
+        raise _fail("landlock_create_ruleset")
+    return version
+
+
+def landlock_create_ruleset(handled_access_fs: int) -> int:
+    attributes = ctypes.create_string_buffer(struct.pack("Q", handled_access_fs), 8)
+    fd: int = _libc.syscall(_long(_SYS_LANDLOCK_CREATE_RULESET), attributes, _long(8), _long(0))
+    if fd < 0:
+        raise _fail("landlock_create_ruleset")
+    return fd
+
+
+def landlock_allow_beneath(ruleset_fd: int, directory_fd: int, access: int) -> None:
+    """``landlock_add_rule`` for a directory and everything below it."""
+    rule = ctypes.create_string_buffer(struct.pack("=Qi", access, directory_fd), 12)
+    if _libc.syscall(_long(_SYS_LANDLOCK_ADD_RULE), _long(ruleset_fd), _long(1), rule, _long(0)):
+        raise _fail("landlock_add_rule")
+
+
+def landlock_restrict_self(ruleset_fd: int) -> None:
+    """Deny this thread what the rule set handles and no rule of it allows; needs ``no_new_privs``."""
+    if _libc.syscall(_long(_SYS_LANDLOCK_RESTRICT_SELF), _long(ruleset_fd), _long(0)):
+        raise _fail("landlock_restrict_self")

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterable, AsyncIterator
+from functools import partial
 from typing import Any, Final, Literal
 
 from sandkeep.errors import (
@@ -25,6 +26,7 @@ from sandkeep.errors import (
 from sandkeep.host import control
 from sandkeep.host.driver import Capabilities, ProcessSpec, SessionRef, SessionSpec
 from sandkeep.host.layers.btrfs import create_data_directory
+from sandkeep.host.native import network
 from sandkeep.linux import cgroup, sockets
 from sandkeep.supervisor.outputlog import Item, OutputReader
 from sandkeep.supervisor.process import replace_json
@@ -355,6 +357,20 @@ class NativeDriver:
     async def checkpoint(self, ref: SessionRef, destination: str) -> dict[str, Any]:
         """Copy the running session's own files to ``destination``; it pauses only for the last pass."""
         return await self.control(ref).request("session.checkpoint", destination=destination)
+
+    # --- network -----------------------------------------------------------------------------------------
+
+    async def listeners(self, ref: SessionRef) -> list[int]:
+        """Descriptors a session's traffic ends at, and one to see its end by; the caller owns them."""
+        return await self._descriptors(ref, "network.listeners")
+
+    async def sockets(self, ref: SessionRef, *, count: int, family: int) -> list[int]:
+        """Unconnected TCP sockets inside the session's network; the caller owns them."""
+        return await self._descriptors(ref, "network.sockets", count=count, family=family)
+
+    async def _descriptors(self, ref: SessionRef, op: str, **body: Any) -> list[int]:
+        work = partial(network.ask, self._directory(ref.session), op, generation=ref.generation, **body)
+        return await asyncio.get_running_loop().run_in_executor(None, work)
 
     # --- processes ---------------------------------------------------------------------------------------
 

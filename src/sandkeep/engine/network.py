@@ -1,0 +1,295 @@
+"""The engine's side of the network: netd started and kept alive, sessions registered, events written down.
+
+The store is the truth about policies. netd is told, and told again whenever it had to be started anew, so a
+policy is in force exactly as long as there is a netd to enforce it; while there is none, sessions have no
+network. netd outlives the engine: opening a data directory first looks for one that is already there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkeep import __version__
+from sandkeep.engine.names import new_id
+from sandkeep.errors import HostCannot, NotFound, SandkeepError, SessionStopped, TransportError, from_json
+from sandkeep.linux import sockets
+from sandkeep.net import netd, policy
+from sandkeep.net.channel import Channel
+from sandkeep.net.resolver import name_servers
+from sandkeep.store.rows import ACTIVE, Session, SessionStatus
+from sandkeep.types import NetworkPolicy
+
+if TYPE_CHECKING:
+    from sandkeep.engine.context import Context
+
+_START_SECONDS: Final = 30.0
+_ANSWER_SECONDS: Final = 15.0
+_BACKOFF: Final = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
+_RESOLV_CONF: Final = "/etc/resolv.conf"
+
+
+class Network:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._channel: Channel | None = None
+        self._starting: asyncio.Task[Channel] | None = None
+        self._closing = False
+        self._name_servers: list[str] = []
+        self._known: set[str] = set()
+        """Sessions the netd being introduced already serves."""
+        self.pid: int | None = None
+        """Of the netd in use."""
+
+    # --- netd --------------------------------------------------------------------------------------------
+
+    async def ready(self) -> Channel:
+        """The connection to a netd that knows every running session; started when there is none."""
+        if self._channel is not None:
+            return self._channel
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start(), name="start netd")
+            self._starting.add_done_callback(self._started)
+        return await asyncio.shield(self._starting)
+
+    def _started(self, task: asyncio.Task[Channel]) -> None:
+        self._starting = None
+        if not task.cancelled():
+            task.exception()  # whoever waits has it
+
+    async def _start(self) -> Channel:
+        failure: SandkeepError = TransportError("the network process cannot be started")
+        for pause in _BACKOFF:
+            await asyncio.sleep(pause)
+            try:
+                channel = await self._connect()
+                if channel is None:
+                    await asyncio.get_running_loop().run_in_executor(None, self._launch)
+                    channel = await self._connect()
+                if channel is not None:
+                    await self._introduce(channel)
+                    self._channel = channel
+                    return channel
+            except SandkeepError as error:
+                failure = error
+        raise failure
+
+    async def _connect(self) -> Channel | None:
+        """A connection to the netd that is there, unless there is none or it is of another version."""
+        directory = os.open(self._context.data_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sock = sockets.connect_in(directory, netd.SOCKET)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        finally:
+            os.close(directory)
+        channel = Channel(sock, self._on_message, lambda: self._on_gone(channel))
+        hello = await self._ask(channel, "hello")
+        if (hello["protocol"], hello["version"]) != (netd.PROTOCOL, __version__):
+            await self._ask(channel, "stop")
+            channel.close()
+            return None
+        self.pid = channel.peer()[0]
+        self._known = set(hello["sessions"])
+        if hello["confinement"]:
+            self._context.log("netd is less confined than it could be", absent=hello["confinement"])
+        return channel
+
+    def _launch(self) -> None:
+        script = os.path.join(os.path.dirname(netd.__file__), "start_netd.py")
+        argv = [sys.executable, "-I", script, self._context.data_dir]
+        with subprocess.Popen(argv, env={}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as launcher:
+            assert launcher.stdout is not None
+            line = launcher.stdout.readline()
+        message: dict[str, Any] = json.loads(line) if line else {}
+        if "error" in message:
+            raise from_json(message["error"])
+        if "ready" not in message:
+            raise HostCannot(
+                "the network process ended while starting",
+                part="netd",
+                why="see netd.log in the data directory",
+                hint="run 'sandkeep doctor'",
+            )
+
+    async def _introduce(self, channel: Channel) -> None:
+        """Tell a netd how things are: settings, and every running session with its policy."""
+        await self._configure(channel)
+        # Those still starting too: they may have registered with a netd that is gone.
+        active = [
+            session
+            for session in self._context.store.sessions.active_on_host(self._context.driver.host)
+            if session.status in (SessionStatus.PENDING, SessionStatus.RUNNING)
+        ]
+        for session in active:
+            if session.id in self._known:
+                await self._ask(channel, "update", session=session.id, policy=session.network_policy)
+                continue
+            try:
+                await self._register(channel, session)
+            except (SessionStopped, NotFound):
+                continue  # it is ending; whoever watches it will notice
+        for stray in self._known - {session.id for session in active}:
+            await self._ask(channel, "unregister", session=stray)
+
+    async def _configure(self, channel: Channel) -> None:
+        settings = self._context.settings.network
+        self._name_servers = list(settings.name_servers) or _machine_name_servers()
+        await self._ask(
+            channel,
+            "configure",
+            name_servers=self._name_servers,
+            names={name: list(addresses) for name, addresses in settings.names.items()},
+            allowed=list(settings.allowed),
+            own_ports=list(settings.own_ports),
+            limits={
+                "connections": settings.connections,
+                "dns_rate": settings.dns_rate,
+                "dns_burst": 5 * settings.dns_rate,
+            },
+        )
+
+    async def _ask(
+        self, channel: Channel, op: str, fds: list[int] | None = None, **body: Any
+    ) -> dict[str, Any]:
+        try:
+            answer, received = await asyncio.wait_for(channel.request(op, fds, **body), _ANSWER_SECONDS)
+        except TimeoutError:
+            channel.close()
+            raise TransportError("the network process does not answer") from None
+        for fd in received:
+            os.close(fd)
+        return answer
+
+    def _on_gone(self, channel: Channel) -> None:
+        if self._channel is not channel:
+            return
+        self._channel = None
+        self.pid = None
+        if not self._closing:
+            self._context.log("netd ended; starting another")
+            self._context.spawn(self.run(), "restart netd")
+
+    async def run(self) -> None:
+        """Have a netd, so that the first session does not wait for it and those that exist have theirs."""
+        await self.ready()
+
+    async def close(self) -> None:
+        """Let netd go. It stays for as long as there are sessions."""
+        self._closing = True
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._channel is not None:
+            self._channel.close()
+
+    async def refresh(self) -> None:
+        """Follow the machine to other name servers."""
+        if self._channel is None or self._context.settings.network.name_servers:
+            return
+        if self._name_servers != _machine_name_servers():
+            await self._configure(self._channel)
+
+    # --- sessions ----------------------------------------------------------------------------------------
+
+    def check(self, wanted: NetworkPolicy) -> None:
+        """Refuse a policy that could not be enforced here."""
+        policy.validate(wanted)
+
+    async def attach(self, session: Session) -> None:
+        """Give a session its network, with its policy in force from the first packet."""
+        channel = await self.ready()
+        try:
+            await self._register(channel, session)
+        except TransportError:
+            # netd died with the request in hand. Its successor asks the store, which may not have us yet.
+            await self._register(await self.ready(), session)
+
+    async def _register(self, channel: Channel, session: Session) -> None:
+        try:
+            fds = await self._context.driver.listeners(self._context.ref(session))
+        except HostCannot as error:
+            if error.details.get("part") == "network-steering":
+                return  # the operator accepted that: such a session has no network
+            raise
+        try:
+            await self._ask(channel, "register", fds, session=session.id, policy=session.network_policy)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def set_policy(self, session: Session) -> None:
+        """Put the policy of a session's row in force, for what is open too."""
+        channel = await self.ready()
+        try:
+            await self._ask(channel, "update", session=session.id, policy=session.network_policy)
+        except NotFound:
+            await self._register(channel, session)
+        except TransportError:
+            await self.ready()  # the next netd reads the row
+
+    async def detach(self, session: str) -> None:
+        """A session is over: count its last bytes and forget it."""
+        channel = self._channel
+        if channel is None:
+            return
+        try:
+            await self._ask(channel, "unregister", session=session)
+        except TransportError:
+            pass  # then netd has forgotten everything
+
+    # --- what netd tells ---------------------------------------------------------------------------------
+
+    def _on_message(self, body: dict[str, Any], fds: list[int]) -> None:
+        for fd in fds:
+            os.close(fd)
+        if body.get("notice") == "report":
+            self._write_down(body)
+
+    def _write_down(self, report: dict[str, Any]) -> None:
+        store = self._context.store
+        rows: dict[str, Session | None] = {}
+
+        def row(session: str) -> Session | None:
+            if session not in rows:
+                rows[session] = store.sessions.find(session)
+            return rows[session]
+
+        if report["lost"]:
+            self._context.log("network events were lost", count=report["lost"])
+        with store.transaction():
+            for event in report["events"]:
+                found = row(event["session"])
+                if found is None:
+                    continue
+                store.events.add(
+                    new_id("evt", now_ms=event["time_ms"]),
+                    event["kind"],
+                    time_ms=event["time_ms"],
+                    project=found.project,
+                    sandbox=found.sandbox,
+                    session=found.id,
+                    data=event["data"],
+                )
+            for session, (received, sent) in report["usage"].items():
+                found = row(session)
+                if found is not None and found.status in ACTIVE:
+                    store.sessions.update(
+                        found.project,
+                        found.id,
+                        now_ms=self._context.now_ms(),
+                        ingress_bytes=found.ingress_bytes + received,
+                        egress_bytes=found.egress_bytes + sent,
+                    )
+
+
+def _machine_name_servers() -> list[str]:
+    try:
+        with open(_RESOLV_CONF, encoding="utf-8", errors="replace") as handle:
+            return name_servers(handle.read())
+    except OSError:
+        return []

@@ -1,0 +1,426 @@
+"""One session's way out: every connection it makes is accepted here, judged, and relayed or reset.
+
+The order for a connection: where did it want to go (the address before steering), which name stands behind
+that address, does the policy let it through, which real address does the name have and may that be reached,
+connect, and check once more, since the policy may have changed meanwhile. Under a custom policy the first
+bytes of a connection to a name must not ask for another name.
+
+A policy that changes is applied to what is open at once: each open connection is judged again, and cut when
+the answer is no longer the one it was opened with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any, Final, NamedTuple
+
+from sandkeep.linux import netlink
+from sandkeep.net import sniff
+from sandkeep.net.audit import Audit, SessionAudit
+from sandkeep.net.names import RANGE, FakeNames
+from sandkeep.net.policy import Address, Decision, Judge, Verdict
+from sandkeep.net.relay import Pipes, Relay, keep_alive, reset_on_close
+from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver
+from sandkeep.net.responder import Responder
+from sandkeep.types import NetworkPolicy, PolicyMode
+
+_ORIGINAL_DESTINATION: Final = 80
+_OWN: Final = IPv4Address(netlink.ADDRESS)
+_AT_ONCE: Final = 64
+_DNS: Final = 53
+
+
+class Limits(NamedTuple):
+    """Of each session."""
+
+    connections: int = 1024
+    dns_burst: float = 1000
+    dns_rate: float = 200
+    connect_seconds: float = 10
+    greeting_seconds: float = 10
+
+
+@dataclass(slots=True)
+class World:
+    """What all sessions of a netd share."""
+
+    resolver: Resolver
+    audit: Audit
+    pipes: Pipes = field(default_factory=Pipes)
+    operator_allowed: tuple[str, ...] = ()
+    """Ranges the operator opened although they are private or this machine's own."""
+    own_ports: frozenset[int] = frozenset()
+    """Where the server itself listens: never reachable from a session."""
+    limits: Limits = field(default_factory=Limits)
+    inspect: Callable[[Egress, Flow, bytes], Awaitable[None]] | None = None
+    """Serves connections to domains with rules, given what was read of them so far."""
+
+
+class Flow:
+    """One connection of a session, from the moment it is accepted."""
+
+    def __init__(self, client: socket.socket, address: Address, port: int) -> None:
+        self.client = client
+        self.address = address
+        self.port = port
+        self.name: str | None = None
+        self.candidates: tuple[Address, ...] = ()
+        """Where the name may be reached: resolved, and each address allowed by the policy."""
+        self.verdict: Verdict | None = None
+        self.sent = 0
+        self.received = 0
+        self.started = time.monotonic()
+        self.relay: Relay | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes in and out so far, as the session sees them."""
+        relay = self.relay
+        if relay is None:
+            return self.received, self.sent
+        return self.received + relay.received, self.sent + relay.sent
+
+    def cut(self) -> None:
+        """End it now, as if the network had gone."""
+        if self.relay is not None:
+            self.relay.abort()
+        if self.task is not None:
+            self.task.cancel()
+        if self.client.fileno() >= 0:
+            reset_on_close(self.client)
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": self.name, "address": str(self.address), "port": self.port}
+
+
+class Refused(Exception):
+    """A connection is not made: why, and which line of the policy says so."""
+
+    def __init__(self, reason: str, rule: str | None = None) -> None:
+        super().__init__(reason)
+        self.rule = rule
+
+
+class Egress:
+    def __init__(self, session: str, listeners: list[socket.socket], world: World) -> None:
+        self.session = session
+        self.world = world
+        self.audit = SessionAudit(session, world.audit)
+        self._loop = asyncio.get_running_loop()
+        self._listeners = listeners
+        self._names = FakeNames()
+        self._flows: set[Flow] = set()
+        self._done = (0, 0)
+        self._policy = NetworkPolicy.deny_all()
+        self._judge = Judge(self._policy)
+        self._responder = Responder(
+            self._names,
+            world.resolver,
+            self.audit,
+            lambda name: self._judge.decide(name=name, address=None, port=_DNS),
+            burst=world.limits.dns_burst,
+            rate=world.limits.dns_rate,
+        )
+
+    def start(self) -> None:
+        for listener in self._listeners:
+            listener.setblocking(False)
+            if listener.type == socket.SOCK_STREAM:
+                self._loop.add_reader(listener.fileno(), self._accept, listener)
+            else:
+                self._loop.add_reader(listener.fileno(), self._responder.on_datagram, listener)
+
+    def close(self) -> None:
+        """Stop serving, and cut what is open."""
+        for listener in self._listeners:
+            self._loop.remove_reader(listener.fileno())
+            listener.close()
+        self._responder.close()
+        for flow in list(self._flows):
+            flow.cut()
+        self.audit.close()
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes into and out of the session since it was registered."""
+        moved = [flow.moved() for flow in self._flows]
+        received, sent = self._done
+        return received + sum(item[0] for item in moved), sent + sum(item[1] for item in moved)
+
+    @property
+    def connections(self) -> int:
+        return len(self._flows)
+
+    @property
+    def rules_of(self) -> Callable[[str], Any]:
+        """The domain of the policy in force that matches a name, for whoever applies its rules."""
+        return self._judge.domain
+
+    # --- policy ------------------------------------------------------------------------------------------
+
+    def set_policy(self, policy: NetworkPolicy) -> int:
+        """Apply to new connections at once, and to open ones; returns how many were cut."""
+        self._policy = policy
+        self._judge = Judge(policy, operator_allowed=self.world.operator_allowed)
+        self._responder.denies_all = policy.mode is PolicyMode.DENY_ALL
+        cut = 0
+        for flow in list(self._flows):
+            if flow.verdict is None:
+                continue  # not decided yet: it will meet the new policy
+            verdict = self._judge.decide(name=flow.name, address=flow.address, port=flow.port)
+            if verdict.decision is not flow.verdict.decision:
+                cut += 1
+                self.audit.record(
+                    "network.cut", **flow.facts(), verdict="deny", reason=verdict.reason, rule=verdict.rule
+                )
+                flow.cut()
+        return cut
+
+    # --- connections -------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                client, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                # Out of descriptors or memory: what is waiting stays in the kernel's queue meanwhile.
+                self._loop.remove_reader(listener.fileno())
+                self._loop.call_later(0.2, self._resume, listener)
+                return
+            client.setblocking(False)
+            try:
+                address, port = original_destination(client)
+            except OSError:
+                client.close()
+                continue
+            flow = Flow(client, address, port)
+            if len(self._flows) >= self.world.limits.connections:
+                self._refuse(flow, Refused(f"more than {self.world.limits.connections} connections"))
+                reset(client)
+                continue
+            self._flows.add(flow)
+            flow.task = asyncio.create_task(self._serve(flow), name=f"connection of {self.session}")
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+    async def _serve(self, flow: Flow) -> None:
+        try:
+            if flow.port == _DNS:
+                await self._responder.serve_stream(flow.client)
+                self._end(flow)
+                return
+            await self._open(flow)
+        except Refused as refused:
+            self._refuse(flow, refused)
+            self._end(flow, abruptly=True)
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            self._end(flow, abruptly=True)
+
+    def _refuse(self, flow: Flow, refused: Refused) -> None:
+        self.audit.record(
+            "network.connection", **flow.facts(), verdict="deny", reason=str(refused), rule=refused.rule
+        )
+
+    def _end(self, flow: Flow, *, abruptly: bool = False) -> None:
+        if flow not in self._flows:
+            return
+        self._flows.discard(flow)
+        received, sent = flow.moved()
+        self._done = (self._done[0] + received, self._done[1] + sent)
+        if flow.name is not None:
+            self._names.release(flow.name)
+        if flow.verdict is not None:
+            milliseconds = round((time.monotonic() - flow.started) * 1000)
+            self.audit.record(
+                "network.closed", **flow.facts(), received=received, sent=sent, milliseconds=milliseconds
+            )
+        if flow.relay is not None:
+            flow.relay.release()
+        elif abruptly:
+            reset(flow.client)
+        else:
+            flow.client.close()
+
+    def _decide(self, flow: Flow, address: Address | None) -> Verdict:
+        verdict = self._judge.decide(name=flow.name, address=address, port=flow.port)
+        if verdict.decision is Decision.DENY:
+            raise Refused(verdict.reason, verdict.rule)
+        return verdict
+
+    async def _open(self, flow: Flow) -> None:
+        if isinstance(flow.address, IPv4Address) and flow.address in RANGE:
+            name = self._names.name(flow.address)
+            if name is None:
+                raise Refused("the address stands for no name this session has looked up")
+            flow.name = name
+            self._names.hold(name)
+            await self._find_addresses(flow)
+        else:
+            if flow.address.is_loopback or flow.address == _OWN:
+                raise Refused("the session's own address does not lead outside")
+            flow.candidates = (flow.address,)
+        verdict = self._decide(flow, flow.candidates[0])
+        if verdict.decision is Decision.INSPECT:
+            await self._inspect(flow, verdict)
+            return
+        upstream = await self.connect(flow)
+        try:
+            # A moment has passed.
+            verdict = self._decide(flow, flow.address)
+            if verdict.decision is not Decision.ALLOW:
+                raise Refused("the policy changed while connecting")
+        except BaseException:
+            upstream.close()
+            raise
+        self.opened(flow, verdict)
+        await self._relay(flow, upstream)
+
+    async def _find_addresses(self, flow: Flow) -> None:
+        """Resolve the flow's name to the addresses the policy lets it have."""
+        assert flow.name is not None
+        self._decide(flow, None)
+        try:
+            addresses = await self.world.resolver.resolve(flow.name)
+        except (NoSuchName, ResolveFailed) as error:
+            raise Refused(str(error)) from None
+        allowed = []
+        refused: Refused | None = None
+        for address in addresses:
+            try:
+                self._decide(flow, address)
+            except Refused as error:
+                refused = error
+            else:
+                allowed.append(address)
+        if not allowed:
+            raise refused or Refused(f"{flow.name} has no address")
+        flow.candidates = tuple(allowed)
+
+    async def connect(self, flow: Flow) -> socket.socket:
+        """A connection to the first candidate that takes one; which one it was is the flow's address."""
+        failure: Exception = Refused("no address")
+        for address in flow.candidates:
+            try:
+                upstream = await dial(address, flow.port, self.world.limits.connect_seconds)
+            except (OSError, TimeoutError) as error:
+                failure = Refused(f"{address} port {flow.port} cannot be reached: {error or 'time-out'}")
+                continue
+            if flow.port in self.world.own_ports and _is_here(upstream):
+                upstream.close()
+                raise Refused("that is the sandbox server itself")
+            flow.address = address
+            return upstream
+        raise failure
+
+    def opened(self, flow: Flow, verdict: Verdict) -> None:
+        flow.verdict = verdict
+        self.audit.record(
+            "network.connection", **flow.facts(), verdict="allow", reason=verdict.reason, rule=verdict.rule
+        )
+
+    async def _relay(self, flow: Flow, upstream: socket.socket) -> None:
+        keep_alive(flow.client)
+        relay = Relay(flow.client, upstream, self.world.pipes, lambda: self._end(flow))
+        flow.relay = relay
+        relay.start_receiving()
+        if flow.name is not None and self._policy.mode is PolicyMode.CUSTOM:
+            head = await self.greeting(flow, silent=True)
+            if head and not relay.closed:
+                await self._loop.sock_sendall(upstream, head)
+                flow.sent += len(head)
+        relay.start_sending()
+
+    async def _inspect(self, flow: Flow, verdict: Verdict) -> None:
+        if self.world.inspect is None:
+            raise Refused("rules cannot be applied on this machine", verdict.rule)
+        flow.address = flow.candidates[0]
+        head = await self.greeting(flow, silent=False)
+        self.opened(flow, verdict)
+        try:
+            await self.world.inspect(self, flow, head)
+        finally:
+            self._end(flow)
+
+    async def greeting(self, flow: Flow, *, silent: bool) -> bytes:
+        """Read the first bytes, as many as it takes to see whom the client asks for; it must be the name.
+
+        ``silent`` lets clients through that wait for the server to speak, or say no name at all.
+        """
+        head = b""
+        patience = self.world.limits.greeting_seconds
+        seconds: float | None = None if silent else patience
+        while True:
+            data = await asyncio.wait_for(self._loop.sock_recv(flow.client, sniff.MOST_BYTES), seconds)
+            if not head:
+                deadline = self._loop.time() + patience
+            head += data
+            seconds = max(deadline - self._loop.time(), 0)
+            found = sniff.sniff(head)
+            if not data or found.kind is not sniff.Kind.MORE:
+                break
+        if found.kind is sniff.Kind.OTHER and not silent:
+            raise Refused("neither TLS nor HTTP, and the domain has rules")
+        if found.kind is sniff.Kind.INVALID:
+            raise Refused("the connection begins with a malformed greeting")
+        if found.name is not None and found.name != flow.name:
+            raise Refused(f"the connection asks for {found.name}, not for {flow.name}")
+        return head
+
+
+def original_destination(client: socket.socket) -> tuple[Address, int]:
+    """Where a steered connection wanted to go."""
+    if client.family == socket.AF_INET:
+        data = client.getsockopt(socket.IPPROTO_IP, _ORIGINAL_DESTINATION, 16)
+        port, packed = struct.unpack("!2xH4s8x", data)
+        return IPv4Address(packed), port
+    data = client.getsockopt(socket.IPPROTO_IPV6, _ORIGINAL_DESTINATION, 28)
+    port, packed = struct.unpack("!2xH4x16s4x", data)
+    return IPv6Address(packed), port
+
+
+async def dial(address: Address, port: int, seconds: float) -> socket.socket:
+    """A TCP connection from this machine."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        keep_alive(sock)
+        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, (str(address), port)), seconds)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_here(sock: socket.socket) -> bool:
+    return bool(sock.getpeername()[0] == sock.getsockname()[0])
+
+
+def reset(sock: socket.socket) -> None:
+    if sock.fileno() >= 0:
+        reset_on_close(sock)
+        sock.close()
+
+
+def adopt(fds: list[int]) -> list[socket.socket]:
+    """Listeners received by descriptor."""
+    made: list[socket.socket] = []
+    try:
+        for fd in fds:
+            made.append(socket.socket(fileno=fd))
+    except OSError:
+        for fd in fds[len(made) :]:
+            os.close(fd)
+        for sock in made:
+            sock.close()
+        raise
+    return made

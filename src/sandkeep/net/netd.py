@@ -1,0 +1,337 @@
+"""netd: the process that is the network of every session below one data directory.
+
+Started by the engine, confined, and then told over a unix socket which sessions there are, with which
+listeners and which policy. It outlives the engine that started it: sessions go on while a server restarts,
+and the next engine finds netd by its socket. It ends by itself once there is neither an engine nor a session.
+
+A session it does not know has no network, and it forgets one whose supervisor is gone; so whatever dies, the
+result is a session without network, never one without policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from sandkeep import __version__
+from sandkeep.errors import InternalError, InvalidRequest, NotFound, SandkeepError
+from sandkeep.linux import sockets, syscalls
+from sandkeep.net import confine
+from sandkeep.net.audit import Audit
+from sandkeep.net.channel import Channel
+from sandkeep.net.egress import Egress, Limits, World, adopt
+from sandkeep.net.resolver import Resolver
+from sandkeep.types import NetworkPolicy
+from sandkeep.wire.policies import PolicyBody
+
+PROTOCOL: Final = 1
+SOCKET: Final = "netd.sock"
+_LOCK: Final = "netd.lock"
+_LOG: Final = "netd.log"
+_LONGEST_LOG: Final = 1 << 20
+_LOCK_SECONDS: Final = 10.0
+_FIRST_WAIT: Final = 20.0
+"""How long a netd nobody has spoken to waits for an engine."""
+_REPORT_SECONDS: Final = 0.05
+_TICK_SECONDS: Final = 2.0
+_BATCH: Final = 500
+_MOST_COMPLAINTS: Final = 200
+
+
+class Registered:
+    """A session netd serves."""
+
+    def __init__(self, egress: Egress, leash: int) -> None:
+        self.egress = egress
+        self.leash = leash
+        self.reported = (0, 0)
+
+    def new_bytes(self) -> tuple[int, int]:
+        """Bytes in and out since this was last asked."""
+        now = self.egress.usage()
+        before, self.reported = self.reported, now
+        return now[0] - before[0], now[1] - before[1]
+
+
+class Daemon:
+    def __init__(self, control: socket.socket, *, owner: int, absent: dict[str, str]) -> None:
+        self._control = control
+        self._owner = owner
+        self._absent = absent
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._channel: Channel | None = None
+        self._sessions: dict[str, Registered] = {}
+        self._ended_usage: dict[str, tuple[int, int]] = {}
+        self._reporting: asyncio.TimerHandle | None = None
+        self._complaints = 0
+        self.world = World(Resolver(), Audit(self._report_soon))
+
+    async def run(self) -> None:
+        self._loop.set_exception_handler(self._complain)
+        self._loop.add_signal_handler(signal.SIGTERM, self._over.set)
+        self._loop.add_reader(self._control.fileno(), self._on_engine)
+        self._loop.call_later(_FIRST_WAIT, self._leave_if_unused)
+        self._tick()
+        await self._over.wait()
+        for session in list(self._sessions):
+            self._forget(session)
+        if self._channel is not None:
+            self._channel.close()
+
+    def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Something we did not foresee: say so, but not as often as somebody can provoke it."""
+        del loop
+        self._complaints += 1
+        if self._complaints <= _MOST_COMPLAINTS:
+            error = context.get("exception")
+            lines = traceback.format_exception(error) if error is not None else [context["message"] + "\n"]
+            sys.stderr.write("".join(lines))
+            sys.stderr.flush()
+
+    def _leave_if_unused(self) -> None:
+        if self._channel is None and not self._sessions:
+            self._over.set()
+
+    # --- the engine --------------------------------------------------------------------------------------
+
+    def _on_engine(self) -> None:
+        try:
+            sock, _ = self._control.accept()
+        except OSError:
+            return
+        channel = Channel(sock, self._on_message, lambda: self._on_gone(channel))
+        if channel.peer()[1] not in (self._owner, 0):
+            channel.close()
+            return
+        previous, self._channel = self._channel, channel
+        if previous is not None:
+            previous.close()
+        self._report_soon()
+
+    def _on_gone(self, channel: Channel) -> None:
+        if self._channel is channel:
+            self._channel = None
+            self._leave_if_unused()
+
+    def _on_message(self, body: dict[str, Any], fds: list[int]) -> None:
+        channel, request = self._channel, body.get("id")
+        if channel is None:
+            return
+        try:
+            operation = _OPERATIONS[body["op"]]
+            result = operation(self, body, fds)
+        except SandkeepError as error:
+            channel.refuse(request, error)
+        except (LookupError, TypeError, ValueError, msgspec.ValidationError) as error:
+            channel.refuse(request, InvalidRequest(f"malformed request: {type(error).__name__}: {error}"))
+        except OSError as error:
+            channel.refuse(request, InternalError(f"{body.get('op')}: {error}"))
+        else:
+            channel.answer(request, result)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _hello(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        return {
+            "protocol": PROTOCOL,
+            "version": __version__,
+            "sessions": sorted(self._sessions),
+            "confinement": self._absent,
+        }
+
+    def _configure(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        world = self.world
+        world.resolver.configure(body["name_servers"], body["names"])
+        world.operator_allowed = tuple(body["allowed"])
+        world.own_ports = frozenset(body["own_ports"])
+        world.limits = Limits(**body["limits"])
+        return {}
+
+    def _register(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Take over a session's listeners. What was known about it before is replaced."""
+        session, policy = str(body["session"]), _policy(body["policy"])
+        if len(fds) < 3:
+            raise InvalidRequest("a session comes with listeners and a leash", field="fds")
+        self._forget(session)
+        *listeners, leash = [os.dup(fd) for fd in fds]
+        egress = Egress(session, adopt(listeners), self.world)
+        egress.set_policy(policy)
+        self._sessions[session] = Registered(egress, leash)
+        self._loop.add_reader(leash, self._on_leash, session)
+        egress.start()
+        return {}
+
+    def _on_leash(self, session: str) -> None:
+        """The other end is only ever closed: the supervisor is gone, and so is its session."""
+        self._forget(session)
+        self._leave_if_unused()
+
+    def _forget(self, session: str) -> None:
+        found = self._sessions.pop(session, None)
+        if found is None:
+            return
+        self._loop.remove_reader(found.leash)
+        os.close(found.leash)
+        found.egress.close()
+        received, sent = found.new_bytes()
+        before = self._ended_usage.get(session, (0, 0))
+        self._ended_usage[session] = (before[0] + received, before[1] + sent)
+        self._report_soon()
+
+    def _find(self, body: dict[str, Any]) -> Registered:
+        session = str(body["session"])
+        found = self._sessions.get(session)
+        if found is None:
+            raise NotFound(f"session {session} is not registered", kind="session", name=session)
+        return found
+
+    def _update(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        return {"cut": self._find(body).egress.set_policy(_policy(body["policy"]))}
+
+    def _unregister(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        self._forget(str(body["session"]))
+        self._report()
+        return {}
+
+    def _stats(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        with_connections = {name: found.egress.connections for name, found in self._sessions.items()}
+        return {"sessions": with_connections, "events": len(self.world.audit)}
+
+    def _stop(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        self._loop.call_soon(self._over.set)
+        return {}
+
+    # --- reports -----------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Count bytes of long transfers while they last."""
+        self._report()
+        self._loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _report_soon(self) -> None:
+        if self._reporting is None and self._channel is not None:
+            self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
+
+    def _report(self) -> None:
+        """Tell the engine what happened since the last time, unless it is not listening."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
+        channel = self._channel
+        if channel is None:
+            return
+        if channel.congested:
+            self._report_soon()
+            return
+        usage = {name: found.new_bytes() for name, found in self._sessions.items()}
+        for name, (received, sent) in self._ended_usage.items():
+            more = usage.get(name, (0, 0))
+            usage[name] = (received + more[0], sent + more[1])
+        self._ended_usage.clear()
+        usage = {name: moved for name, moved in usage.items() if any(moved)}
+        events, lost = self.world.audit.take(_BATCH)
+        if events or usage or lost:
+            channel.send({"notice": "report", "events": events, "lost": lost, "usage": usage})
+        if len(self.world.audit):
+            self._report_soon()
+
+
+_OPERATIONS: Final[dict[str, Callable[[Daemon, dict[str, Any], list[int]], dict[str, Any]]]] = {
+    "hello": Daemon._hello,
+    "configure": Daemon._configure,
+    "register": Daemon._register,
+    "update": Daemon._update,
+    "unregister": Daemon._unregister,
+    "stats": Daemon._stats,
+    "stop": Daemon._stop,
+}
+
+
+def _policy(stored: Any) -> NetworkPolicy:
+    return NetworkPolicy.allow_all() if stored is None else msgspec.convert(stored, PolicyBody).policy()
+
+
+# --- starting ------------------------------------------------------------------------------------------
+
+
+def main(data_dir: str) -> NoReturn:
+    """Become netd of a data directory. Standard output hears once how that went."""
+    try:
+        _start(data_dir)
+    except (OSError, SandkeepError) as error:
+        failure = error if isinstance(error, SandkeepError) else InternalError(f"netd cannot start: {error}")
+        _tell({"error": failure.to_json()})
+        os._exit(1)
+    os._exit(0)
+
+
+def _tell(message: dict[str, Any]) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def _start(data_dir: str) -> None:
+    owner = os.geteuid()
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    directory = os.open(data_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    kept = [_hold_lock(directory)]
+    _open_log(directory)
+    control = sockets.listen_in(directory, SOCKET)
+    control.setblocking(False)
+    os.close(directory)
+    uid: int | None = None
+    if owner == 0:
+        uid, lock = confine.take_id()
+        kept.append(lock)
+    confine.enter_namespaces()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    syscalls.scrub_command_line("sandkeep-netd")
+    absent = confine.give_up(uid)
+    # Once more, so that whoever connects sees this process at the other end and not the one that forked it.
+    control.listen(128)
+    _tell({"ready": os.getpid(), "absent": absent})
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    asyncio.run(_serve(control, owner, absent))
+
+
+async def _serve(control: socket.socket, owner: int, absent: dict[str, str]) -> None:
+    await Daemon(control, owner=owner, absent=absent).run()
+
+
+def _hold_lock(directory: int) -> int:
+    """One netd per data directory; the one before us may still be leaving."""
+    import fcntl
+
+    lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _open_log(directory: int) -> None:
+    log = os.open(_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    if os.fstat(log).st_size > _LONGEST_LOG:
+        os.ftruncate(log, 0)
+    os.dup2(log, 2)
+    os.close(log)
