@@ -31,6 +31,8 @@ def serve_command(args: list[str]) -> int:
     options = parser.parse_args(args)
     if options.port is not None and not 0 <= options.port <= 65535:
         parser.error("--port is between 0 and 65535")
+    if options.ready_fd is not None:
+        os.set_inheritable(options.ready_fd, False)
     if options.embedded:
         _detach()
     from sandkeep.server.configuration import read_settings

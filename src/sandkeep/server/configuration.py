@@ -1,4 +1,4 @@
-"""What an operator decided for a data directory: ``settings.json`` has the fields of the engine's settings."""
+"""What an operator decided for a data directory: ``settings.json`` has fields of the engine's settings."""
 
 from __future__ import annotations
 

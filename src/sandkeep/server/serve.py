@@ -25,11 +25,10 @@ from sandkeep.engine.settings import Settings
 from sandkeep.errors import Conflict, HostCannot
 from sandkeep.server.app import App, Config, create_app
 from sandkeep.server.auth import Auth, load_key
+from sandkeep.server.embedded import LOCK, SOCKET
 from sandkeep.server.listen import Listener, Protocol
 from sandkeep.server.logs import Forward, make_log
 
-SOCKET: Final = "server.sock"
-LOCK: Final = "server.lock"
 WHERE: Final = "server.json"
 GRACE_SECONDS: Final = 10
 """For requests under way when the server stops."""
@@ -275,6 +274,3 @@ def _send_library_logs_to(log: Callable[..., None]) -> None:
         logger.handlers = [Forward(log)]
         logger.setLevel(logging.WARNING)
         logger.propagate = False
-
-
-__all__ = ["LOCK", "SOCKET", "WHERE", "Options", "bind_tcp", "bind_unix", "run", "take_lock"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sandkeep
 from sandkeep.errors import AccessDenied, WrongState
 from sandkeep.server.auth import DEFAULT_TEAM
+from sandkeep.server.embedded import API_VERSION
 from sandkeep.server.http import Reply, json_reply
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import REFUSALS
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from sandkeep.server.app import Call
 
 table = Table("server")
-API_VERSION = 1
 
 
 @table.route("GET", "/health", summary="Whether the server is ready", response=HealthShown, public=True)
@@ -46,7 +46,7 @@ async def version(call: Call) -> Reply:
     )
 
 
-@table.route("GET", "/openapi.json", summary="This document", response=dict[str, object], public=True)
+@table.route("GET", "/openapi.json", summary="This document", response=dict[str, Any], public=True)
 async def openapi(call: Call) -> Reply:
     routes = [endpoint.route for endpoint in call.app.endpoints]
     return json_reply(

@@ -1,0 +1,151 @@
+"""Clients find a server or start one: exactly one, detached, and gone when nobody needs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandkeep.errors import Conflict, HostCannot, TransportError
+from sandkeep.server import embedded
+from tests.server.harness import ServerProcess
+
+ENSURE = """
+import json, sys
+from sandkeep.server.embedded import ensure_server
+print(json.dumps(ensure_server(sys.argv[1])))
+"""
+
+
+def ended(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as handle:
+            return handle.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return met
+
+
+def server_pid(data: Path) -> int:
+    return int((data / "server.lock").read_text())
+
+
+@pytest.fixture
+def data(able: None) -> Iterator[Path]:
+    """A data directory; a server left on it is ended."""
+    directory = Path(tempfile.mkdtemp(prefix="embedded-"))
+    yield directory
+    if embedded.ask(str(directory), "GET", "/version") is not None:
+        pid = server_pid(directory)
+        os.kill(pid, signal.SIGTERM)
+        assert eventually(lambda: ended(pid))
+    shutil.rmtree(directory)
+
+
+def test_ten_clients_at_once_start_one_server(data: Path) -> None:
+    clients = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENSURE, str(data)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(10)
+    ]
+    answers = [client.communicate(timeout=60) for client in clients]
+    assert all(client.returncode == 0 for client in clients), answers
+    assert sum("true" in out for out, _ in answers) == 1
+    assert (data / "server.log").read_text().count(" ready ") == 1
+    assert os.getsid(server_pid(data)) != os.getsid(0)
+
+
+def test_a_second_call_finds_the_first_ones_server(data: Path) -> None:
+    first, second = embedded.ensure_server(str(data)), embedded.ensure_server(str(data))
+    assert (first.started, second.started) == (True, False)
+    assert first.socket == second.socket == str(data / "server.sock")
+    assert os.stat(first.socket).st_mode & 0o777 == 0o600
+
+
+def test_a_socket_nobody_listens_on_is_replaced(data: Path) -> None:
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(data / "server.sock"))
+    stale.close()
+    assert embedded.ensure_server(str(data)).started
+
+
+def test_a_data_directory_with_a_long_path_works(data: Path) -> None:
+    deep = data / ("x" * 100) / ("y" * 100)
+    deep.mkdir(parents=True)
+    found = embedded.ensure_server(str(deep))
+    try:
+        assert found.started
+    finally:
+        os.kill(pid := server_pid(deep), signal.SIGTERM)
+        assert eventually(lambda: ended(pid))
+
+
+def test_an_idle_server_of_another_version_makes_room(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded.ensure_server(str(data))
+    first = server_pid(data)
+    monkeypatch.setattr("sandkeep.__version__", "9.9.9")
+    assert embedded.ensure_server(str(data)).started
+    assert server_pid(data) != first
+    assert eventually(lambda: ended(first))
+
+
+def test_a_server_run_by_hand_is_used_or_refused_but_never_ended(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandkeep.__version__", "9.9.9")
+    assert not embedded.ensure_server(str(server.data)).started
+    monkeypatch.setattr(embedded, "API_VERSION", 2)
+    with pytest.raises(Conflict, match=r"cannot use it"):
+        embedded.ensure_server(str(server.data))
+    assert embedded.ask(str(server.data), "GET", "/health") is not None
+
+
+def test_a_server_that_cannot_start_is_an_error_with_its_log(data: Path) -> None:
+    (data / "store.db").write_text("this is no database")
+    with pytest.raises(HostCannot) as caught:
+        embedded.ensure_server(str(data))
+    assert "database" in caught.value.why
+
+
+def test_something_else_behind_the_socket_is_told_apart(data: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(data / "server.sock"))
+        other.listen()
+        helper = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import socket; s = socket.socket(fileno=0).accept()[0]; s.recv(9); s.send(b'hi')",
+            ],
+            stdin=other.fileno(),
+        )
+        with pytest.raises(TransportError):
+            embedded.ensure_server(str(data))
+        helper.wait(10)
+
+
+def test_a_server_nobody_uses_ends(data: Path) -> None:
+    command = [sys.executable, "-m", "sandkeep", "serve", "--data-dir", str(data), "--idle-exit", "0.3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0
+    assert "why=idle" in done.stderr
+    assert not (data / "server.sock").exists() and not (data / "server.json").exists()

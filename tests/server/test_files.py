@@ -1,0 +1,138 @@
+"""Files over HTTP: the official routes and our own."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import socket
+import tarfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from tests.server.conftest import Box
+from tests.server.harness import ServerProcess
+from tests.server.test_commands import resident
+from tests.server.test_sandboxes import refused
+
+
+def archive(files: dict[str, bytes], mode: int = 0o644) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), mode
+            tar.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
+
+
+def write(box: Box, files: dict[str, bytes], *, mode: int = 0o644, cwd: str = "/") -> httpx.Response:
+    headers = {"content-type": "application/gzip", "x-cwd": cwd}
+    body = gzip.compress(archive(files, mode))
+
+    def chunks() -> Iterator[bytes]:
+        for start in range(0, len(body), 10_000):
+            yield body[start : start + 10_000]
+
+    return box.api.post(f"{box.path}/fs/write", content=chunks(), headers=headers)
+
+
+def read(box: Box, path: str, **more: Any) -> httpx.Response:
+    return box.api.post(f"{box.path}/fs/read", json={"path": path, **more})
+
+
+def test_what_was_written_is_read_back(box: Box) -> None:
+    content = bytes(range(256)) * 1000
+    written = write(box, {"vercel/sandbox/a/b.bin": content, "vercel/sandbox/empty": b""}, mode=0o600)
+    assert (written.status_code, written.json()) == (200, {})
+    answer = read(box, "a/b.bin")
+    assert answer.status_code == 200
+    assert "application/octet-stream" in answer.headers["content-type"]
+    assert answer.content == content
+    assert read(box, "b.bin", cwd="a").content == content
+    assert (read(box, "empty").status_code, read(box, "empty").content) == (200, b"")
+    assert '"600 ' in box.run("stat", "-c", "%a %u", "a/b.bin").text
+
+
+def test_a_missing_file_and_what_is_no_file_are_told_apart(box: Box) -> None:
+    assert refused(read(box, "nothing")) == (404, "not_found")
+    assert refused(read(box, "/vercel/sandbox")) == (400, "file_error")
+    assert refused(write(box, {"vercel/sandbox": b"x"})) == (400, "file_error")
+    assert write(box, {"../../etc/escape": b"x"}).status_code == 400
+    assert box.api.post(f"{box.path}/fs/write", content=b"no archive").status_code == 400
+
+
+def test_mkdir_makes_parents_unless_told_otherwise(box: Box) -> None:
+    assert box.api.post(f"{box.path}/fs/mkdir", json={"path": "a/b/c"}).json() == {}
+    refusal = box.api.post(f"{box.path}/fs/mkdir", json={"path": "x/y", "recursive": False})
+    assert refused(refusal) == (404, "path_not_found")
+    assert "No such file or directory" in refusal.json()["error"]["message"]
+
+
+def test_our_own_routes_do_what_a_file_browser_needs(box: Box) -> None:
+    def fs(operation: str, **body: Any) -> httpx.Response:
+        return box.api.post(f"{box.own}/fs/{operation}", json=body)
+
+    put = box.api.put(
+        f"{box.own}/fs/content", params={"path": "d/f", "parents": "true"}, content=b"0123456789"
+    )
+    assert put.json() == {"bytesWritten": 10}
+    part = box.api.get(f"{box.own}/fs/content", params={"path": "d/f", "offset": 3, "length": 4})
+    assert part.content == b"3456"
+    box.api.put(f"{box.own}/fs/content", params={"path": "d/f", "append": "true"}, content=b"!")
+    assert fs("stat", path="d/f").json()["file"]["size"] == 11
+    assert fs("symlink", path="d/l", target="f").status_code == 200
+    assert fs("readlink", path="d/l").json() == {"target": "f"}
+    assert fs("stat", path="d/l", follow=False).json()["file"]["kind"] == "symlink"
+    assert fs("chmod", path="d/f", mode=0o700).status_code == 200
+    assert fs("copy", path="d/f", target="d/g").json() == {"bytesWritten": 11}
+    assert fs("rename", path="d/g", target="d/h").status_code == 200
+    assert fs("mkdir", path="d/sub", mode=0o700).status_code == 200
+    listed = {file["name"]: file["kind"] for file in fs("list", path="d").json()["files"]}
+    assert listed == {"f": "file", "h": "file", "l": "symlink", "sub": "directory"}
+    downloaded = fs("archive", paths=["d"])
+    with tarfile.open(fileobj=io.BytesIO(downloaded.content)) as tar:
+        assert {"d/f", "d/h", "d/l", "d/sub"} <= {name.removeprefix("./") for name in tar.getnames()}
+    assert refused(fs("remove", path="d")) == (400, "file_error")
+    assert fs("remove", path="d", recursive=True).status_code == 200
+    assert refused(fs("stat", path="d")) == (404, "not_found")
+    assert fs("remove", path="d", missing_ok=True, missingOk=True).status_code == 200
+    assert fs("stat", path="/root/x").status_code in (400, 404)
+    assert fs("stat", path="/root", sudo=True).status_code == 200
+
+
+def test_a_large_file_goes_through_without_being_held(box: Box, server: ServerProcess) -> None:
+    size, piece = 96 << 20, b"\x5a" * (1 << 20)
+    before = resident(server.pid)
+    highest = before
+
+    def content() -> Iterator[bytes]:
+        nonlocal highest
+        for _ in range(size // len(piece)):
+            highest = max(highest, resident(server.pid))
+            yield piece
+
+    where = {"path": "big"}
+    assert (
+        box.api.put(f"{box.own}/fs/content", params=where, content=content()).json()["bytesWritten"] == size
+    )
+    digest = hashlib.sha256()
+    with box.api.stream("GET", f"{box.own}/fs/content", params=where) as answer:
+        for data in answer.iter_bytes():
+            highest = max(highest, resident(server.pid))
+            digest.update(data)
+    assert digest.digest() == hashlib.sha256(piece * (size // len(piece))).digest()
+    assert highest - before < 32 << 20
+
+
+def test_an_upload_that_breaks_off_leaves_no_file(box: Box, server: ServerProcess) -> None:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    head = f"PUT {box.own}/fs/content?path=half HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n"
+    with socket.create_connection((host, int(port))) as sock:
+        sock.sendall(f"{head}authorization: Bearer {server.token}\r\n\r\n".encode() + b"x" * 500_000)
+        time.sleep(0.2)
+    time.sleep(0.2)
+    assert refused(read(box, "half")) == (404, "not_found")

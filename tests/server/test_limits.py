@@ -1,0 +1,89 @@
+"""Requests that are too large, malformed or misdirected get a clear 4xx in one JSON shape."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import httpx
+import pytest
+
+from tests.server.conftest import Box, scoped
+from tests.server.harness import PROJECT, ServerProcess
+from tests.server.test_sandboxes import refused
+
+
+def raw(server: ServerProcess, request: bytes) -> tuple[int, dict[str, object]]:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        try:
+            sock.sendall(request)
+        except ConnectionError:
+            pass  # refused before all of it was sent
+        data = b""
+        while piece := sock.recv(65536):
+            data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def test_an_unknown_path_and_a_wrong_method_are_json(api: httpx.Client) -> None:
+    assert refused(api.get("/v2/nothing")) == (404, "not_found")
+    assert refused(api.get("/")) == (404, "not_found")
+    wrong = api.put("/v2/sandboxes")
+    assert refused(wrong) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "GET, HEAD, OPTIONS, POST"
+    options = api.options("/v2/sandboxes")
+    assert (options.status_code, options.headers["allow"]) == (204, "GET, HEAD, OPTIONS, POST")
+    head = api.head("/health")
+    assert (head.status_code, head.content) == (200, b"") and head.headers["content-length"] == "15"
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"\xff", b'{"command": 3}', b'{"command": ""}', b"[" * 100_000]
+)
+def test_a_body_that_is_not_what_it_should_be_is_a_bad_request(box: Box, body: bytes) -> None:
+    assert refused(box.api.post(f"{box.path}/cmd", content=body)) == (400, "bad_request")
+
+
+def test_bodies_paths_and_heads_have_limits(server: ServerProcess, box: Box) -> None:
+    large = b'{"command": "' + b"x" * (9 << 20) + b'"}'
+    assert refused(box.api.post(f"{box.path}/cmd", content=large)) == (413, "payload_too_large")
+    streamed = box.api.post(f"{box.path}/cmd", content=iter([large[:5_000_000], large[5_000_000:]]))
+    assert refused(streamed) == (413, "payload_too_large")
+    assert box.api.get("/health").status_code == 200
+    assert refused(box.api.get("/v2/sandboxes/" + "x" * 9000)) == (400, "bad_request")
+    assert refused(box.api.get("/v2/sandboxes", params=scoped(limit=101))) == (400, "bad_request")
+    assert refused(box.api.get("/v2/sandboxes", params=scoped(cursor="nonsense"))) == (400, "bad_request")
+    status, body = raw(server, b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n")
+    assert status == 400 and "65536 bytes" in str(body)
+    status, body = raw(server, b"nonsense\r\n\r\n")
+    assert status == 400 and body["error"]["code"] == "bad_request"  # type: ignore[index]
+
+
+def test_a_body_that_says_it_is_too_large_is_not_read(server: ServerProcess) -> None:
+    head = b"POST /v3/sandboxes HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n" % server.token.encode()
+    status, body = raw(server, head + b"content-length: 99999999999\r\n\r\n")
+    assert (status, body["error"]["code"]) == (413, "payload_too_large")  # type: ignore[index]
+
+
+def test_unknown_keys_and_parameters_are_ignored(box: Box) -> None:
+    body = {"command": "true", "wait": True, "__future": {"x": 1}, "unknown": None}
+    answer = box.api.post(f"{box.path}/cmd", params={"__flag": "1", "wait": "true"}, json=body)
+    assert answer.status_code == 200
+
+
+def test_names_are_one_percent_encoded_segment(api: httpx.Client) -> None:
+    created = api.post("/v3/sandboxes", params=scoped(), json={"projectId": PROJECT, "name": "enc-1"})
+    assert created.status_code == 200
+    assert api.get("/v2/sandboxes/%65nc-1", params=scoped()).status_code == 200
+    assert refused(api.get("/v2/sandboxes/a%2Fb", params=scoped())) == (404, "not_found")
+    api.delete("/v2/sandboxes/enc-1", params=scoped())
+
+
+def test_the_document_describes_every_route(api: httpx.Client) -> None:
+    document = api.get("/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    operations = [method for path in document["paths"].values() for method in path.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations) > 50
+    assert {"/v3/sandboxes", "/v2/sandboxes/sessions/{session}/cmd", "/v1/events"} <= document["paths"].keys()

@@ -1,0 +1,88 @@
+"""Interactive sessions over WebSocket."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from tests.server.conftest import Box
+
+
+@contextmanager
+def open_terminal(box: Box, *command: str, **size: int) -> Iterator[ClientConnection]:
+    opened = box.api.post(f"{box.path}/interactive", json={}).json()
+    assert "?" not in opened["url"] and opened["url"].startswith("ws://")
+    start = {"type": "start", "command": command[0], "args": list(command[1:]), "env": ["TERM=xterm"], **size}
+    with connect(f"{opened['url']}?token={opened['token']}", max_size=65_536) as socket:
+        socket.send(json.dumps({**start, "cwd": None}))
+        yield socket
+
+
+def to_the_end(socket: ClientConnection) -> tuple[bytes, int]:
+    """All output, and the exit code."""
+    out = b""
+    while True:
+        message = socket.recv(timeout=20)
+        if isinstance(message, str):
+            code = json.loads(message)["code"]
+            break
+        out += message
+    with pytest.raises(ConnectionClosed):
+        socket.recv(timeout=5)
+    return out, code
+
+
+def test_a_terminal_has_the_size_asked_for_and_reports_its_exit(box: Box) -> None:
+    with open_terminal(box, "sh", "-c", "stty size; exit 9", cols=100, rows=30) as socket:
+        out, code = to_the_end(socket)
+    assert b"30 100" in out and code == 9
+
+
+def test_keystrokes_go_in_and_the_size_changes(box: Box) -> None:
+    with open_terminal(box, "sh") as socket:
+        socket.send(json.dumps({"type": "resize", "cols": 120, "rows": 40}))
+        socket.send(b"stty size; exit 3\n")
+        out, code = to_the_end(socket)
+    assert b"40 120" in out and code == 3
+
+
+def test_output_larger_than_a_frame_comes_in_pieces(box: Box) -> None:
+    with open_terminal(box, "sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x") as socket:
+        out, _ = to_the_end(socket)
+    assert out.count(b"x") == 300_000
+
+
+def test_a_ticket_opens_one_connection_only(box: Box) -> None:
+    opened = box.api.post(f"{box.path}/interactive").json()
+    url = f"{opened['url']}?token={opened['token']}"
+    with connect(url):
+        pass
+    for refused in (url, f"{opened['url']}?token=guess", opened["url"]):
+        with pytest.raises(InvalidStatus) as caught, connect(refused):
+            pass
+        assert caught.value.response.status_code == 403
+
+
+def test_a_client_that_goes_away_hangs_up(box: Box) -> None:
+    script = "trap 'echo hup > /tmp/hup; exit' HUP; echo ready; while :; do sleep 0.1; done"
+    with open_terminal(box, "sh", "-c", script) as socket:
+        assert b"ready" in socket.recv(timeout=10, decode=False)
+    deadline = time.monotonic() + 5
+    while box.run("cat", "/tmp/hup").text.count("hup") < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    [process] = [
+        row for row in box.api.get(f"{box.own}/processes").json()["processes"] if row["kind"] == "interactive"
+    ]
+    assert process["status"] != "running"
+
+
+def test_a_command_that_does_not_exist_closes_with_the_reason(box: Box) -> None:
+    with open_terminal(box, "no-such-program") as socket, pytest.raises(ConnectionClosed) as caught:
+        socket.recv(timeout=10)
+    assert caught.value.rcvd is not None and "no-such-program" in caught.value.rcvd.reason
