@@ -1,6 +1,244 @@
 """Named Linux sandboxes that keep their files between runs.
 
-The package root imports nothing: the zygote and every supervisor import from below it and must stay small.
+::
+
+    import sandkeep                            # for asyncio and trio
+    from sandkeep import sync as sandkeep      # the same, blocking
+
+    async with sandkeep.create_sandbox() as box:
+        done = await box.run_process("python3", ["-c", "print('hi')"], capture_output=True, check=True)
+        print(done.stdout_text)
+
+Without a server named by ``SANDKEEP_URL``, one is started in the background on this machine. Every error is a
+:class:`SandkeepError`; the tree is drawn in :mod:`sandkeep.errors`.
+
+Importing the package imports nothing else: what is named here is loaded when it is first used. The zygote and
+every supervisor import from below it and must stay small.
 """
 
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False  # what checkers read as True; importing typing for it would cost more than all the rest
+
+if TYPE_CHECKING:
+    from sandkeep.errors import SandkeepError
+    from sandkeep.sdk._async.api import (
+        create_sandbox,
+        default_client,
+        delete_drive,
+        delete_snapshot,
+        fork_drive,
+        fork_sandbox,
+        get_drive,
+        get_or_create_drive,
+        get_or_create_sandbox,
+        get_sandbox,
+        get_session,
+        get_snapshot,
+        query_drives,
+        query_sandboxes,
+        query_sessions,
+        query_snapshots,
+        resume_sandbox,
+    )
+    from sandkeep.sdk._async.client import Client
+    from sandkeep.sdk._async.files import Batch, Files
+    from sandkeep.sdk._async.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
+    from sandkeep.sdk._async.paging import Listing, Page
+    from sandkeep.sdk._async.process import Process
+    from sandkeep.sdk._async.running import SandboxUser
+    from sandkeep.sdk._async.sandbox import Sandbox
+    from sandkeep.sdk._async.streams import ByteReader, StdinWriter, TextReader
+    from sandkeep.sdk._async.terminal import Terminal
+    from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
+    from sandkeep.sdk.concurrent import Opening
+    from sandkeep.sdk.queries import (
+        DriveQuery,
+        DriveQueryByCreated,
+        DriveQueryByName,
+        DriveQueryByUpdated,
+        SandboxQuery,
+        SandboxQueryByCreated,
+        SandboxQueryByName,
+        SandboxQueryByStatusUpdated,
+        SessionQuery,
+        SnapshotQuery,
+    )
+    from sandkeep.sdk.values import (
+        CompletedProcess,
+        Drive,
+        FileChange,
+        FileStat,
+        OutputChunk,
+        OutputGap,
+        ProcessInfo,
+        Route,
+        SandboxInfo,
+        Session,
+        ShownPolicy,
+        Snapshot,
+        SnapshotNode,
+        Stopped,
+        Transferred,
+        Usage,
+    )
+    from sandkeep.types import (
+        Domain,
+        FileKind,
+        Forward,
+        GitSource,
+        Matcher,
+        Mount,
+        MountMode,
+        NetworkPolicy,
+        OutputStream,
+        PairMatcher,
+        PolicyMode,
+        ProcessStatus,
+        RequestMatch,
+        Resources,
+        Respond,
+        Rule,
+        SessionStatus,
+        SnapshotMethod,
+        SnapshotRetention,
+        SnapshotSource,
+        SnapshotStatus,
+        SortOrder,
+        TarballSource,
+        Tier,
+        Transform,
+    )
+
+_WHERE = {
+    "errors": "SandkeepError",
+    "sdk._async.api": "create_sandbox default_client delete_drive delete_snapshot fork_drive fork_sandbox "
+    "get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session get_snapshot query_drives "
+    "query_sandboxes query_sessions query_snapshots resume_sandbox",
+    "sdk._async.client": "Client",
+    "sdk._async.files": "Batch Files",
+    "sdk._async.openfile": "BinaryReader BinaryWriter TextFileReader TextFileWriter",
+    "sdk._async.paging": "Listing Page",
+    "sdk._async.process": "Process",
+    "sdk._async.running": "SandboxUser",
+    "sdk._async.sandbox": "Sandbox",
+    "sdk._async.streams": "ByteReader StdinWriter TextReader",
+    "sdk._async.terminal": "Terminal",
+    "sdk.bodies": "Configuration Duration NewConfiguration",
+    "sdk.concurrent": "Opening",
+    "sdk.queries": "DriveQuery DriveQueryByCreated DriveQueryByName DriveQueryByUpdated SandboxQuery "
+    "SandboxQueryByCreated SandboxQueryByName SandboxQueryByStatusUpdated SessionQuery SnapshotQuery",
+    "sdk.values": "CompletedProcess Drive FileChange FileStat OutputChunk OutputGap ProcessInfo Route "
+    "SandboxInfo Session ShownPolicy Snapshot SnapshotNode Stopped Transferred Usage",
+    "types": "Domain FileKind Forward GitSource Matcher Mount MountMode NetworkPolicy OutputStream "
+    "PairMatcher PolicyMode ProcessStatus RequestMatch Resources Respond Rule SessionStatus SnapshotMethod "
+    "SnapshotRetention SnapshotSource SnapshotStatus SortOrder TarballSource Tier Transform",
+}
+_MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
+
+__all__ = [
+    "Batch",
+    "BinaryReader",
+    "BinaryWriter",
+    "ByteReader",
+    "Client",
+    "CompletedProcess",
+    "Configuration",
+    "Domain",
+    "Drive",
+    "DriveQuery",
+    "DriveQueryByCreated",
+    "DriveQueryByName",
+    "DriveQueryByUpdated",
+    "Duration",
+    "FileChange",
+    "FileKind",
+    "FileStat",
+    "Files",
+    "Forward",
+    "GitSource",
+    "Listing",
+    "Matcher",
+    "Mount",
+    "MountMode",
+    "NetworkPolicy",
+    "NewConfiguration",
+    "Opening",
+    "OutputChunk",
+    "OutputGap",
+    "OutputStream",
+    "Page",
+    "PairMatcher",
+    "PolicyMode",
+    "Process",
+    "ProcessInfo",
+    "ProcessStatus",
+    "RequestMatch",
+    "Resources",
+    "Respond",
+    "Route",
+    "Rule",
+    "Sandbox",
+    "SandboxInfo",
+    "SandboxQuery",
+    "SandboxQueryByCreated",
+    "SandboxQueryByName",
+    "SandboxQueryByStatusUpdated",
+    "SandboxUser",
+    "SandkeepError",
+    "Session",
+    "SessionQuery",
+    "SessionStatus",
+    "ShownPolicy",
+    "Snapshot",
+    "SnapshotMethod",
+    "SnapshotNode",
+    "SnapshotQuery",
+    "SnapshotRetention",
+    "SnapshotSource",
+    "SnapshotStatus",
+    "SortOrder",
+    "StdinWriter",
+    "Stopped",
+    "TarballSource",
+    "Terminal",
+    "TextFileReader",
+    "TextFileWriter",
+    "TextReader",
+    "Tier",
+    "Transferred",
+    "Transform",
+    "Usage",
+    "create_sandbox",
+    "default_client",
+    "delete_drive",
+    "delete_snapshot",
+    "fork_drive",
+    "fork_sandbox",
+    "get_drive",
+    "get_or_create_drive",
+    "get_or_create_sandbox",
+    "get_sandbox",
+    "get_session",
+    "get_snapshot",
+    "query_drives",
+    "query_sandboxes",
+    "query_sessions",
+    "query_snapshots",
+    "resume_sandbox",
+]
+
+
+def __getattr__(name: str) -> object:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

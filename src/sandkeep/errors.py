@@ -36,13 +36,17 @@
     │   ├── ExecutableNotFound  ``command``
     │   ├── ExecutableRefused   found, but the kernel will not run it
     │   ├── StdinUnavailable    never attached, closed, or nobody reads any more
-    │   └── StdinStalled        the process has stopped taking input for now; ``bytes_written``
+    │   ├── StdinStalled        the process has stopped taking input for now; ``bytes_written``
+    │   ├── ProcessFailed       it ended with another code than 0; ``command``, ``returncode``, output
+    │   └── ProcessTimeout      it had not ended in the time given; ``command``, ``timeout``, output so far
     ├── ImageError              an image cannot be resolved, fetched, verified or unpacked; ``image``
     ├── LayerError              the layer store is not as it must be; ``layer``
     ├── StoreError              the metadata database cannot be used; ``path``
     │   └── SchemaTooNew        a newer sandkeep wrote it; ``found`` and ``known``
     ├── TransportError          the other side went away or spoke another protocol
-    │   └── StreamClosed        contact with the session was lost in the middle of a stream
+    │   ├── StreamClosed        contact with the session was lost in the middle of a stream
+    │   ├── ServerUnreachable   nobody listens there, or none could be started; nothing was sent
+    │   └── RequestTimeout      no answer in time; whether it was carried out is not known
     └── InternalError           our bug
 
 Facts are attributes, prose is the message; code never parses messages. ``code`` is the stable spelling used
@@ -73,6 +77,12 @@ class SandkeepError(Exception):
         if name in details:
             return details[name]
         raise AttributeError(name)
+
+    @property
+    def status(self) -> int | None:
+        """The HTTP status a server answered with; ``None`` for an error found on this side."""
+        found = self.details.get("status")
+        return found if isinstance(found, int) else None
 
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"code": self.code, "message": self.message}
@@ -219,6 +229,14 @@ class StdinStalled(ProcessError):
     code = "stdin_stalled"
 
 
+class ProcessFailed(ProcessError):
+    code = "process_failed"
+
+
+class ProcessTimeout(ProcessError):
+    code = "process_timeout"
+
+
 class ImageError(SandkeepError):
     code = "image_error"
 
@@ -241,6 +259,14 @@ class TransportError(SandkeepError):
 
 class StreamClosed(TransportError):
     code = "stream_closed"
+
+
+class ServerUnreachable(TransportError):
+    code = "server_unreachable"
+
+
+class RequestTimeout(TransportError):
+    code = "request_timeout"
 
 
 class InternalError(SandkeepError):

@@ -1,0 +1,606 @@
+"""The files of a sandbox: names from ``os`` and ``pathlib``, paths inside the sandbox as text."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import posixpath
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from sandkeep.errors import NotDirectory, PathExists, PathNotFound
+from sandkeep.sdk import local, tarball
+from sandkeep.sdk._async.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
+from sandkeep.sdk._async.recovery import Recovery
+from sandkeep.sdk._async.transport import Body, Transport, read
+from sandkeep.sdk.bodies import Duration
+from sandkeep.sdk.concurrent import Opening, sleep
+from sandkeep.sdk.local import Progress
+from sandkeep.sdk.values import FileChange, FileStat, Transferred
+from sandkeep.types import duration, refuse
+from sandkeep.wire.additions import FileList, FileObject, FileShown, LinkShown, Written
+
+TRANSFER_SECONDS = 300.0
+"""How long a file operation may go without a sign of life."""
+
+ReadMode = Literal["rb"]
+WriteMode = Literal["wb", "ab", "xb"]
+TextReadMode = Literal["r"]
+TextWriteMode = Literal["w", "a", "x"]
+
+
+class Files:
+    """The filesystem of a sandbox.
+
+    Relative paths start in the sandbox's working directory. Everything acts as the sandbox's user unless the
+    handle came from :meth:`Sandbox.as_user`. Operations on a stopped sandbox resume it first.
+
+    Failures are :class:`~sandkeep.errors.PathError` and its kinds, which name the path.
+    """
+
+    def __init__(
+        self, transport: Transport, recovery: Recovery, *, user: str | None = None, sudo: bool = False
+    ) -> None:
+        self._transport = transport
+        self._recovery = recovery
+        self._acting: dict[str, Any] = {}
+        if user is not None:
+            self._acting["user"] = user
+        if sudo:
+            self._acting["sudo"] = True
+
+    # --- whole files -------------------------------------------------------------------------------------
+
+    async def read_bytes(self, path: str) -> bytes:
+        """The content of a file.
+
+        Raises:
+            PathNotFound: there is none.
+            IsDirectory: it is a directory.
+        """
+
+        async def fetch(session: str) -> bytes:
+            return await self._transport.request(
+                "GET", _own(session, "content"), query=self._query(path), timeout=TRANSFER_SECONDS
+            )
+
+        return await self._recovery.run(fetch)
+
+    async def read_text(self, path: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The content of a text file.
+
+        Raises:
+            UnicodeDecodeError: it is not in that encoding; give ``errors="replace"`` to read it anyway.
+        """
+        return (await self.read_bytes(path)).decode(encoding, errors)
+
+    async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> int:
+        """Replace a file, all of it or nothing. Missing parent directories are made.
+
+        Args:
+            path: where.
+            data: its new content.
+            mode: its permission bits; those it has, or 0644, when not given.
+
+        Returns:
+            The number of bytes written.
+
+        Raises:
+            NoSpace: the sandbox's disk is full.
+        """
+        return await self._put(path, lambda: bytes(data), mode=mode)
+
+    async def write_text(
+        self, path: str, text: str, *, mode: int | None = None, encoding: str = "utf-8"
+    ) -> int:
+        """Replace a text file, all of it or nothing; as :meth:`write_bytes`."""
+        return await self.write_bytes(path, text.encode(encoding), mode=mode)
+
+    @overload
+    def open(
+        self, path: str, mode: TextReadMode = "r", *, encoding: str = ...
+    ) -> Opening[TextFileReader]: ...
+
+    @overload
+    def open(self, path: str, mode: TextWriteMode, *, encoding: str = ...) -> Opening[TextFileWriter]: ...
+
+    @overload
+    def open(self, path: str, mode: ReadMode) -> Opening[BinaryReader]: ...
+
+    @overload
+    def open(self, path: str, mode: WriteMode) -> Opening[BinaryWriter]: ...
+
+    def open(self, path: str, mode: str = "r", *, encoding: str = "utf-8") -> Opening[Any]:
+        """Open a file to stream its content, a piece at a time.
+
+        A file opened for writing appears, or changes, when it is closed without an error: until then there is
+        a draft beside it, which goes away when writing is given up (leaving ``async with`` by an exception
+        does that). Appending writes through as it goes.
+
+        Args:
+            path: which file.
+            mode: ``r``, ``w``, ``x`` (must not exist) or ``a``, with ``b`` for bytes.
+            encoding: of text.
+
+        Returns:
+            A reader or writer: await it and close it yourself, or use ``async with``.
+        """
+        if mode.removesuffix("b") not in ("r", "w", "x", "a"):
+            refuse("mode", f"{mode!r} is not one of r, w, x and a, with or without b")
+
+        async def start() -> Any:
+            if mode.startswith("r"):
+                reader = BinaryReader(self._transport, await self._reading(path), self._query(path))
+                return reader if mode == "rb" else TextFileReader(reader, encoding)
+            writer = BinaryWriter(self, path, append=mode[0] == "a", exclusive=mode[0] == "x")
+            await writer.prepare()
+            return writer if mode.endswith("b") else TextFileWriter(writer, encoding)
+
+        return Opening(start)
+
+    def batch(self) -> Batch:
+        """Gather many writes and send them in one request.
+
+        ``async with`` sends them on exit; leaving by an exception sends nothing. Files are replaced one after
+        another: a failure in the middle names the entry, and those before it are in place.
+        """
+        return Batch(self)
+
+    # --- directories and entries -------------------------------------------------------------------------
+
+    async def mkdir(
+        self, path: str, *, mode: int = 0o755, parents: bool = False, exist_ok: bool = False
+    ) -> None:
+        """Make a directory.
+
+        Args:
+            path: where.
+            mode: its permission bits.
+            parents: make missing directories above it too, and accept it being there.
+            exist_ok: accept it being there.
+
+        Raises:
+            PathExists: something is there already.
+            PathNotFound: a directory above it is missing.
+        """
+        try:
+            await self._do("mkdir", path, parents=parents, mode=mode)
+        except PathExists:
+            if not exist_ok or not await self.is_dir(path):
+                raise
+
+    async def stat(self, path: str, *, follow_symlinks: bool = True) -> FileStat:
+        """What is at a path.
+
+        Raises:
+            PathNotFound: nothing.
+        """
+        shown = read(FileShown, await self._do("stat", path, follow=follow_symlinks))
+        return _stat(shown.file, path)
+
+    async def exists(self, path: str) -> bool:
+        """Whether something is there; a symbolic link that leads nowhere is not."""
+        return await self._kind(path) is not None
+
+    async def is_file(self, path: str) -> bool:
+        """Whether it is a regular file, or a link to one."""
+        found = await self._kind(path)
+        return found is not None and found.is_file
+
+    async def is_dir(self, path: str) -> bool:
+        """Whether it is a directory, or a link to one."""
+        found = await self._kind(path)
+        return found is not None and found.is_dir
+
+    async def listdir(self, path: str = ".") -> list[FileStat]:
+        """The entries of a directory, sorted by name; links as links.
+
+        Raises:
+            PathNotFound: there is no such directory.
+            NotDirectory: it is something else.
+        """
+        shown = read(FileList, await self._do("list", path))
+        return [_stat(entry, posixpath.join(path, entry.name)) for entry in shown.files]
+
+    async def walk(self, path: str = ".") -> AsyncGenerator[tuple[str, list[FileStat], list[FileStat]], None]:
+        """Every directory below ``path`` and itself, from the top: its path, directories, other entries.
+
+        Removing directories from the second value leaves them out. Links are not followed.
+        """
+        waiting = [path]
+        while waiting:
+            at = waiting.pop()
+            try:
+                entries = await self.listdir(at)
+            except (PathNotFound, NotDirectory):
+                if at == path:
+                    raise
+                continue  # it went away meanwhile
+            directories = [entry for entry in entries if entry.is_dir]
+            yield at, directories, [entry for entry in entries if not entry.is_dir]
+            waiting.extend(entry.path for entry in reversed(directories))
+
+    async def glob(self, pattern: str, path: str = ".") -> list[str]:
+        """Paths below a directory that match, sorted, relative to it.
+
+        Args:
+            pattern: as for ``pathlib``: ``*`` and ``?`` within a name, ``**`` for any number of directories.
+            path: where to look.
+        """
+        parts = [part for part in pattern.split("/") if part]
+        if pattern.startswith("/") or not parts or ".." in parts:
+            refuse("pattern", "must be a relative pattern without ..")
+        found: set[str] = set()
+        await self._glob(path, "", parts, found)
+        return sorted(found)
+
+    async def rename(self, path: str, target: str) -> None:
+        """Rename or move; replaces a file that is at ``target``."""
+        await self._do("rename", path, target=target)
+
+    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        """Remove a file, a link or a directory.
+
+        Args:
+            path: what.
+            recursive: with everything below it; otherwise a directory must be empty.
+            missing_ok: accept that it is not there.
+
+        Raises:
+            PathNotFound: it is not there.
+            PathExists: the directory is not empty.
+        """
+        await self._do("remove", path, recursive=recursive, missing_ok=missing_ok)
+
+    async def copy(self, path: str, target: str) -> int:
+        """Copy a file with its mode; missing parent directories are made.
+
+        Returns:
+            The number of bytes.
+        """
+        return read(Written, await self._do("copy", path, target=target, parents=True)).bytes_written
+
+    async def chmod(self, path: str, mode: int) -> None:
+        """Set the permission bits."""
+        await self._do("chmod", path, mode=mode)
+
+    async def symlink(self, path: str, target: str) -> None:
+        """Make ``path`` a symbolic link that says ``target``."""
+        await self._do("symlink", path, target=target)
+
+    async def readlink(self, path: str) -> str:
+        """What a symbolic link says."""
+        return read(LinkShown, await self._do("readlink", path)).target
+
+    # --- transfers ---------------------------------------------------------------------------------------
+
+    async def upload(
+        self,
+        source: str | os.PathLike[str],
+        target: str,
+        *,
+        ignore: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Transferred:
+        """Send a local file, or a directory with everything below it, in one request.
+
+        A file is replaced all at once. Of a directory, files are replaced one after another and others stay;
+        modes and links are kept, owners are not.
+
+        Args:
+            source: a local file or directory.
+            target: where it goes: the path it will have, not a directory to put it into.
+            ignore: names, or paths below the directory, to leave out; ``*`` matches anything.
+            progress: called now and then with what was sent so far.
+
+        Returns:
+            How many files and bytes were sent.
+
+        Raises:
+            FileNotFoundError: there is no such local file.
+        """
+        here = os.fspath(source)
+        if os.path.isdir(here):
+            return await self._upload_tree(here, target, ignore, progress)
+        size, mode = os.stat(here).st_size, os.stat(here).st_mode & 0o777
+        name = os.path.basename(here)
+        written = await self._put(
+            target, lambda: _each(local.pieces(here, name, progress)), mode=mode, size=size
+        )
+        return Transferred("", 1, written)
+
+    async def download(
+        self,
+        source: str,
+        target: str | os.PathLike[str],
+        *,
+        ignore: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Transferred:
+        """Fetch a file, or a directory with everything below it, in one request.
+
+        A file appears when it is complete. Of a directory, complete files stay when the rest fails.
+
+        Args:
+            source: a file or directory of the sandbox.
+            target: the local path it will have.
+            ignore: names, or paths below the directory, to leave out; ``*`` matches anything.
+            progress: called now and then with what arrived so far.
+
+        Returns:
+            How many files and bytes arrived.
+
+        Raises:
+            PathNotFound: there is no such file in the sandbox.
+        """
+        found = await self.stat(source)
+        here = os.fspath(target)
+        if found.is_dir:
+            return await self._download_tree(source, here, ignore, progress)
+
+        async def fetch(session: str) -> int:
+            writer = local.FileWriter(here)
+            try:
+                async with self._transport.stream(
+                    "GET", _own(session, "content"), query=self._query(source), timeout=TRANSFER_SECONDS
+                ) as answer:
+                    async for piece in answer.pieces:
+                        writer.write(piece)
+                        if progress is not None:
+                            progress(Transferred(source, 0, writer.bytes))
+                writer.finish(found.mode)
+            except BaseException:
+                writer.discard()
+                raise
+            return writer.bytes
+
+        return Transferred("", 1, await self._recovery.run(fetch))
+
+    async def watch(
+        self, path: str = ".", *, interval: Duration = 0.5, recursive: bool = True
+    ) -> AsyncGenerator[list[FileChange], None]:
+        """What changes below a directory, looked at every ``interval``; forever, until you stop iterating.
+
+        Yields:
+            The changes between two looks, in order of their paths: created, changed (size, time, mode or
+            kind) and removed. A change that was undone between two looks is not seen.
+        """
+        pause = duration(interval).total_seconds()
+        before = await self._survey(path, recursive)
+        while True:
+            await sleep(pause)
+            after = await self._survey(path, recursive)
+            changes = [FileChange(name, "removed") for name in before if name not in after]
+            for name, entry in after.items():
+                if name not in before:
+                    changes.append(FileChange(name, "created"))
+                elif before[name] != entry:
+                    changes.append(FileChange(name, "changed"))
+            before = after
+            if changes:
+                yield sorted(changes, key=lambda change: change.path)
+
+    # --- how ---------------------------------------------------------------------------------------------
+
+    async def _do(self, operation: str, path: str, **arguments: Any) -> bytes:
+        body = {"path": path, **arguments, **self._acting}
+
+        async def send(session: str) -> bytes:
+            return await self._transport.request("POST", _own(session, operation), json=body)
+
+        return await self._recovery.run(send)
+
+    async def _put(
+        self,
+        path: str,
+        body: Callable[[], Any],
+        *,
+        mode: int | None = None,
+        size: int | None = None,
+        append: bool = False,
+        exclusive: bool = False,
+    ) -> int:
+        query = {**self._query(path), "parents": "true"}
+        if mode is not None:
+            query["mode"] = str(mode)
+        if append:
+            query["append"] = "true"
+        if exclusive:
+            query["exclusive"] = "true"
+        headers = {"Content-Type": "application/octet-stream"}
+        if size is not None:
+            headers["Content-Length"] = str(size)
+
+        async def send(session: str) -> int:
+            content = body()
+            answer = await self._transport.request(
+                "PUT",
+                _own(session, "content"),
+                query=query,
+                body=content if isinstance(content, bytes) else body,
+                headers=headers,
+                timeout=TRANSFER_SECONDS,
+            )
+            return read(Written, answer).bytes_written
+
+        return await self._recovery.run(send)
+
+    async def _extract(self, body: Body, *, cwd: str | None) -> None:
+        headers = {"Content-Type": "application/x-tar"}
+        if cwd is not None:
+            headers["X-Cwd"] = cwd
+        query = {name: _text(value) for name, value in self._acting.items()}
+
+        async def send(session: str) -> None:
+            await self._transport.request(
+                "POST",
+                f"/v2/sandboxes/sessions/{session}/fs/write",
+                query=query,
+                body=body,
+                headers=headers,
+                timeout=TRANSFER_SECONDS,
+            )
+
+        await self._recovery.run(send)
+
+    async def _upload_tree(
+        self, root: str, target: str, ignore: Sequence[str], progress: Progress | None
+    ) -> Transferred:
+        absolute = target.startswith("/")
+        prefix = "/".join(part for part in posixpath.normpath(target).split("/") if part not in ("", "."))
+        if ".." in prefix.split("/"):
+            refuse("target", "must not have .. in it")
+        sent: list[local.TreeReader] = []
+
+        def body() -> AsyncIterator[bytes]:
+            sent.append(local.TreeReader(root, prefix, ignore, progress))
+            return _each(sent[-1].stream())
+
+        await self._extract(body, cwd="/" if absolute else None)
+        return Transferred("", sent[-1].files, sent[-1].bytes)
+
+    async def _download_tree(
+        self, source: str, target: str, ignore: Sequence[str], progress: Progress | None
+    ) -> Transferred:
+        body: dict[str, Any] = {"paths": ["."], "cwd": source, **self._acting}
+        if ignore:
+            body["ignore"] = list(ignore)
+
+        async def fetch(session: str) -> local.TreeWriter:
+            writer = local.TreeWriter(target, progress)
+            try:
+                async with self._transport.stream(
+                    "POST", _own(session, "archive"), json=body, timeout=TRANSFER_SECONDS
+                ) as answer:
+                    async for piece in answer.pieces:
+                        writer.write(piece)
+                writer.finish()
+            except BaseException:
+                writer.discard()
+                raise
+            return writer
+
+        done = await self._recovery.run(fetch)
+        return Transferred("", done.files, done.bytes)
+
+    async def _reading(self, path: str) -> str:
+        """The session to read from, once it is known that it runs and the file can be read."""
+
+        async def check(session: str) -> str:
+            body = {"path": path, **self._acting}
+            await self._transport.request("POST", _own(session, "stat"), json=body)
+            return session
+
+        return await self._recovery.run(check)
+
+    async def _kind(self, path: str) -> FileStat | None:
+        try:
+            return await self.stat(path)
+        except (PathNotFound, NotDirectory):
+            return None
+
+    async def _glob(self, root: str, below: str, parts: list[str], found: set[str]) -> None:
+        part, rest = parts[0], parts[1:]
+        if part == "**":
+            if rest:
+                await self._glob(root, below, rest, found)
+            elif below:
+                found.add(below)
+        try:
+            entries = await self.listdir(posixpath.join(root, below) if below else root)
+        except (PathNotFound, NotDirectory):
+            return
+        for entry in entries:
+            name = posixpath.join(below, entry.name)
+            if part == "**":
+                if entry.is_dir:
+                    await self._glob(root, name, parts, found)
+            elif fnmatch.fnmatchcase(entry.name, part):
+                if not rest:
+                    found.add(name)
+                elif entry.is_dir:
+                    await self._glob(root, name, rest, found)
+
+    async def _survey(self, path: str, recursive: bool) -> dict[str, FileStat]:
+        found: dict[str, FileStat] = {}
+        async with aclosing(self.walk(path)) as steps:
+            async for _, directories, others in steps:
+                found.update((entry.path, entry) for entry in (*directories, *others))
+                if not recursive:
+                    break
+        return found
+
+    def _query(self, path: str) -> dict[str, str]:
+        return {"path": path, **{name: _text(value) for name, value in self._acting.items()}}
+
+
+class Batch:
+    """Writes that are gathered and sent together. Made by :meth:`Files.batch`."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._entries: dict[str, tuple[bytes, int]] = {}
+
+    def write_bytes(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Add a file. A later one at the same path replaces it."""
+        if not path or path.endswith("/") or ".." in path.split("/"):
+            refuse("path", f"{path!r} is not the path of a file, or has .. in it")
+        self._entries[path] = (bytes(data), mode)
+
+    def write_text(self, path: str, text: str, *, mode: int = 0o644, encoding: str = "utf-8") -> None:
+        """Add a text file."""
+        self.write_bytes(path, text.encode(encoding), mode=mode)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def __aenter__(self) -> Batch:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.send()
+
+    async def send(self) -> None:
+        """Send what was gathered so far and begin anew."""
+        entries, self._entries = self._entries, {}
+        for absolute in (False, True):
+            chosen = {path: entry for path, entry in entries.items() if path.startswith("/") is absolute}
+            if chosen:
+                parts = [
+                    tarball.file(posixpath.normpath(path).lstrip("/"), data, mode)
+                    for path, (data, mode) in chosen.items()
+                ]
+                await self._files._extract(b"".join((*parts, tarball.END)), cwd="/" if absolute else None)
+
+
+def _own(session: str, operation: str) -> str:
+    return f"/v1/sessions/{session}/fs/{operation}"
+
+
+def _text(value: object) -> str:
+    return "true" if value is True else str(value)
+
+
+def _stat(shown: FileObject, path: str) -> FileStat:
+    return FileStat(
+        path=path,
+        kind=shown.kind,
+        size=shown.size,
+        mode=shown.mode & 0o7777,
+        uid=shown.uid,
+        gid=shown.gid,
+        modified_at=datetime.fromtimestamp(shown.mtime_ns / 1e9, UTC),
+        target=shown.target if isinstance(shown.target, str) else None,
+    )
+
+
+async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """What local code yields, as a request body."""
+    for piece in pieces:
+        yield piece

@@ -1,0 +1,82 @@
+"""How each kind of list is fetched, a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from sandkeep.sdk._async.paging import Page
+from sandkeep.sdk._async.transport import Transport, read
+from sandkeep.sdk.queries import DriveQuery, SessionQuery, SnapshotQuery
+from sandkeep.sdk.values import Drive, Session, Snapshot, SnapshotNode
+from sandkeep.wire.responses import DrivePage, SessionPage, SnapshotPage, SnapshotTree
+
+_TREE_PAGE = 10
+
+
+def with_cursor(parameters: dict[str, str], cursor: str | None) -> dict[str, str]:
+    return parameters if cursor is None else {**parameters, "cursor": cursor}
+
+
+def fetch_sessions(
+    transport: Transport, query: SessionQuery, *, sandbox: str | None = None
+) -> Callable[[str | None], Awaitable[Page[Session]]]:
+    """Sessions that match a query, of one sandbox if given."""
+    parameters = {**query.parameters(), **({} if sandbox is None else {"name": sandbox})}
+
+    async def fetch(cursor: str | None) -> Page[Session]:
+        answer = await transport.request(
+            "GET", "/v2/sandboxes/sessions", query=with_cursor(parameters, cursor)
+        )
+        shown = read(SessionPage, answer)
+        return Page(tuple(Session.of(session) for session in shown.sessions), shown.pagination.next)
+
+    return fetch
+
+
+def fetch_snapshots(
+    transport: Transport, query: SnapshotQuery, *, sandbox: str | None = None
+) -> Callable[[str | None], Awaitable[Page[Snapshot]]]:
+    """Snapshots that match a query, of one sandbox if given."""
+    parameters = {**query.parameters(), **({} if sandbox is None else {"name": sandbox})}
+
+    async def fetch(cursor: str | None) -> Page[Snapshot]:
+        answer = await transport.request(
+            "GET", "/v2/sandboxes/snapshots", query=with_cursor(parameters, cursor)
+        )
+        shown = read(SnapshotPage, answer)
+        return Page(tuple(Snapshot.of(snapshot) for snapshot in shown.snapshots), shown.pagination.next)
+
+    return fetch
+
+
+def fetch_drives(transport: Transport, query: DriveQuery) -> Callable[[str | None], Awaitable[Page[Drive]]]:
+    """Drives that match a query."""
+
+    async def fetch(cursor: str | None) -> Page[Drive]:
+        answer = await transport.request(
+            "GET", "/v2/sandboxes/drives", query=with_cursor(query.parameters(), cursor)
+        )
+        shown = read(DrivePage, answer)
+        return Page(tuple(Drive.of(drive) for drive in shown.drives), shown.pagination.next)
+
+    return fetch
+
+
+async def snapshot_tree(transport: Transport, anchor: str, *, descendants: bool) -> list[SnapshotNode]:
+    """The line of a snapshot, itself first."""
+    found: list[SnapshotNode] = []
+    at: str | None = anchor
+    while at is not None:
+        query = {
+            "snapshotId": at,
+            "limit": str(_TREE_PAGE),
+            "sortOrder": "asc" if descendants else "desc",
+        }
+        shown = read(
+            SnapshotTree, await transport.request("GET", "/v2/sandboxes/snapshots/tree", query=query)
+        )
+        if not found:
+            found.append(SnapshotNode.of(shown.anchor))
+        found.extend(SnapshotNode.of(node) for node in shown.snapshots)
+        at = shown.pagination.next
+    return found

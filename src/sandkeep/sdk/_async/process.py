@@ -1,0 +1,378 @@
+"""Processes: a handle like ``subprocess.Popen``, with an output log that outlives every client."""
+
+from __future__ import annotations
+
+import signal as signals
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from types import TracebackType
+
+from sandkeep.errors import (
+    NotFound,
+    ProcessTimeout,
+    RequestTimeout,
+    StdinUnavailable,
+    StreamClosed,
+    TransportError,
+)
+from sandkeep.sdk import bodies, retry
+from sandkeep.sdk._async.streams import ByteReader, StdinWriter
+from sandkeep.sdk._async.transport import Transport, read
+from sandkeep.sdk.bodies import Duration
+from sandkeep.sdk.concurrent import shielded, sleep
+from sandkeep.sdk.output import FRAMES, FrameReader, OutputEnd
+from sandkeep.sdk.values import TAIL, CompletedProcess, OutputChunk, OutputGap, ProcessInfo, failed
+from sandkeep.types import OutputStream, ProcessStatus, duration
+from sandkeep.wire.objects import CommandObject
+from sandkeep.wire.responses import CommandShown, StdinWritten
+
+LOOK_SECONDS = 8.0
+"""How long one request waits for a process to end, before the next one does."""
+QUIET_SECONDS = 60.0
+"""The server gives a sign of life more often than this while it follows a log."""
+
+
+class Process:
+    """A process in a sandbox, running or over.
+
+    It belongs to one session and is never resumed with another. The handle holds no connection: dropping it
+    changes nothing, and :meth:`Sandbox.get_process` makes another one anywhere. ``async with`` closes the
+    streams on exit; the process goes on.
+
+    Attributes:
+        stdin: where to write, if it was started with ``stdin=True``; ``None`` otherwise.
+        stdout: what it prints, as bytes, from the beginning.
+        stderr: the same for standard error.
+    """
+
+    def __init__(self, transport: Transport, shown: CommandObject, *, stdin: bool) -> None:
+        self._transport = transport
+        self._info = ProcessInfo.of(shown)
+        self.stdin: StdinWriter | None = StdinWriter(self._write) if stdin else None
+        self.stdout = ByteReader(lambda: self._bytes_of(OutputStream.STDOUT))
+        self.stderr = ByteReader(lambda: self._bytes_of(OutputStream.STDERR))
+
+    def __repr__(self) -> str:
+        return f"<Process {self.id} {self._info.command!r} {self._info.status.value}>"
+
+    # --- what is known -----------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Names it for good; give it to :meth:`Sandbox.get_process`."""
+        return self._info.id
+
+    @property
+    def session_id(self) -> str:
+        """The session it runs or ran in."""
+        return self._info.session_id
+
+    @property
+    def command(self) -> str:
+        """The program."""
+        return self._info.command
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """Its arguments."""
+        return self._info.args
+
+    @property
+    def cwd(self) -> str:
+        """The directory it was started in."""
+        return self._info.cwd
+
+    @property
+    def status(self) -> ProcessStatus:
+        """As last seen; :meth:`poll` and :meth:`wait` look again."""
+        return self._info.status
+
+    @property
+    def returncode(self) -> int | None:
+        """As last seen: ``None`` while it runs, 128 + n when signal n ended it."""
+        return self._info.returncode
+
+    @property
+    def started_at(self) -> datetime:
+        """When it was started."""
+        return self._info.started_at
+
+    @property
+    def duration(self) -> timedelta | None:
+        """How long it ran; ``None`` while it does."""
+        return self._info.duration
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is failed, killed or lost."""
+        return self._info.reason
+
+    # --- waiting -----------------------------------------------------------------------------------------
+
+    async def refresh(self) -> ProcessInfo:
+        """Ask the server what is known now, after the end of the session too."""
+        return await self._look({})
+
+    async def poll(self) -> int | None:
+        """The return code if it has ended, ``None`` if not. Asks the server."""
+        if self.returncode is None:
+            await self.refresh()
+        return self.returncode
+
+    async def wait(self, timeout: Duration | None = None) -> int:
+        """Wait until it has ended.
+
+        Args:
+            timeout: how long at most. The process goes on when the time is over.
+
+        Returns:
+            The return code.
+
+        Raises:
+            ProcessTimeout: it had not ended by then.
+        """
+        limit = None if timeout is None else duration(timeout).total_seconds()
+        until = None if limit is None else time.monotonic() + limit
+        attempt = 0
+        while self.returncode is None:
+            left = LOOK_SECONDS if until is None else min(LOOK_SECONDS, until - time.monotonic())
+            if left <= 0:
+                raise self._late(limit)
+            began = time.monotonic()
+            try:
+                await self._look({"wait": "true"}, timeout=max(left, 0.001))
+            except RequestTimeout:
+                continue  # it still runs
+            except TransportError:
+                # The server may be restarting; it will know what became of the process.
+                attempt = 1 if time.monotonic() - began > 1 else attempt + 1
+                if attempt > 2 * retry.ATTEMPTS:
+                    raise
+                await sleep(retry.backoff(attempt))
+        return self.returncode
+
+    async def communicate(
+        self, input: bytes | str | None = None, timeout: Duration | None = None
+    ) -> tuple[bytes, bytes]:
+        """Send input, close it, wait for the end, and return everything it printed.
+
+        Args:
+            input: what to write to its standard input first.
+            timeout: how long to wait at most.
+
+        Returns:
+            Standard output and standard error.
+
+        Raises:
+            ProcessTimeout: it had not ended by then; what it printed so far is in ``stdout`` and ``stderr``.
+            StdinUnavailable: there is input and the process was started without ``stdin=True``.
+        """
+        if input is not None:
+            if self.stdin is None:
+                raise StdinUnavailable("the process was started without stdin=True", process=self.id)
+            await self._feed(input)
+        elif self.stdin is not None:
+            await self._feed(b"")
+        if timeout is not None:
+            try:
+                await self.wait(timeout)
+            except ProcessTimeout as error:
+                stdout, stderr = await self._collect(follow=False)
+                error.details.update(stdout=stdout, stderr=stderr)
+                raise
+        found = await self._collect(follow=True)
+        await self.wait()
+        return found
+
+    async def complete(
+        self, input: bytes | str | None, *, timeout: Duration | None, check: bool, capture: bool
+    ) -> CompletedProcess:
+        """What ``run_process`` does after starting: see the process to its end, or kill it."""
+        try:
+            stdout: bytes | None = None
+            stderr: bytes | None = None
+            if capture:
+                stdout, stderr = await self.communicate(input, timeout)
+            else:
+                if input is not None:
+                    await self._feed(input)
+                await self.wait(timeout)
+        except BaseException as error:
+            # Whoever asked is gone, or does not want it any more.
+            with shielded(10.0):
+                await self._end(error)
+            raise
+        assert self.returncode is not None
+        done = CompletedProcess(
+            self.command, self.args, self.returncode, stdout, stderr, self.id, self.session_id
+        )
+        if check and done.returncode:
+            if not capture:
+                stdout, stderr = await self._collect(follow=True, keep=TAIL)
+                done = CompletedProcess(
+                    self.command, self.args, self.returncode, stdout, stderr, self.id, self.session_id
+                )
+            raise failed(done)
+        return done
+
+    async def _end(self, error: BaseException) -> None:
+        try:
+            await self.kill()
+            if isinstance(error, ProcessTimeout) and "stdout" not in error.details:
+                stdout, stderr = await self._collect(follow=False, keep=TAIL)
+                error.details.update(stdout=stdout, stderr=stderr)
+        except Exception as failure:
+            error.add_note(f"killing process {self.id} failed: {failure}")
+
+    # --- signals -----------------------------------------------------------------------------------------
+
+    async def send_signal(self, signal: int | str) -> None:
+        """Send a signal to the process and everything in its group.
+
+        Args:
+            signal: a number, or a name with or without ``SIG``. A process that has ended is left alone.
+
+        Raises:
+            InvalidRequest: there is no such signal.
+            SessionStopped: the session has ended, and every process with it.
+        """
+        body = {"signal": bodies.signal_number(signal)}
+        self._learn(await self._transport.request("POST", f"{self._path()}/kill", json=body))
+
+    async def terminate(self) -> None:
+        """Ask it to end: ``SIGTERM``."""
+        await self.send_signal(signals.SIGTERM)
+
+    async def kill(self) -> None:
+        """End it: ``SIGKILL``."""
+        await self.send_signal(signals.SIGKILL)
+
+    # --- output ------------------------------------------------------------------------------------------
+
+    async def output(
+        self, offset: int = 0, *, follow: bool = True
+    ) -> AsyncGenerator[OutputChunk | OutputGap, None]:
+        """Read the durable log: exact bytes in the order they came, with stream, time and offset.
+
+        It can be read any number of times, while the process runs or long after, also when its session is
+        over and after the server was restarted. A connection lost on the way is made again and goes on where
+        it was.
+
+        Args:
+            offset: where to begin; the ``end`` of the last chunk that was seen.
+            follow: wait for more until the process has ended; otherwise stop at what is there.
+
+        Yields:
+            Chunks, and gaps where the log outgrew its limit.
+        """
+        attempt = 0
+        while True:
+            try:
+                async with aclosing(self._items(offset, follow)) as items:
+                    async for item in items:
+                        attempt = 0
+                        if isinstance(item, OutputEnd):
+                            return
+                        offset = item.end
+                        yield item
+                if not follow:
+                    return
+                raise StreamClosed("the log ended without its end", process=self.id)
+            except TransportError:
+                attempt += 1
+                if attempt > 2 * retry.ATTEMPTS:
+                    raise
+                await sleep(retry.backoff(attempt))
+
+    async def _items(
+        self, offset: int, follow: bool
+    ) -> AsyncGenerator[OutputChunk | OutputGap | OutputEnd, None]:
+        frames = FrameReader()
+        async with self._transport.stream(
+            "GET",
+            f"/v1/sessions/{self.session_id}/processes/{self.id}/output",
+            query={"offset": str(offset), "follow": "true" if follow else "false"},
+            headers={"Accept": FRAMES},
+            timeout=QUIET_SECONDS,
+        ) as answer:
+            async for piece in answer.pieces:
+                for item in frames.feed(piece):
+                    yield item
+
+    async def _bytes_of(self, stream: OutputStream) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self.output()) as items:
+            async for item in items:
+                if isinstance(item, OutputChunk) and item.stream is stream:
+                    yield item.data
+
+    async def _collect(self, *, follow: bool, keep: int | None = None) -> tuple[bytes, bytes]:
+        """Both streams; only the last ``keep`` bytes of each, if given."""
+        found = {OutputStream.STDOUT: bytearray(), OutputStream.STDERR: bytearray()}
+        async with aclosing(self.output(follow=follow)) as items:
+            async for item in items:
+                if isinstance(item, OutputChunk):
+                    held = found[item.stream]
+                    held += item.data
+                    if keep is not None and len(held) > 2 * keep:
+                        del held[:-keep]
+        return tuple(bytes(held if keep is None else held[-keep:]) for held in found.values())  # type: ignore[return-value]
+
+    # --- the rest ----------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Close the streams this handle has open. The process goes on. Can be repeated."""
+        await self.stdout.aclose()
+        await self.stderr.aclose()
+
+    async def __aenter__(self) -> Process:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _feed(self, data: bytes | str) -> None:
+        """All input, then its end. As for ``subprocess``, not reading all of it is no error."""
+        assert self.stdin is not None
+        try:
+            if data:
+                await self.stdin.write(data)
+            await self.stdin.aclose()
+        except (StdinUnavailable, NotFound):
+            pass
+
+    async def _write(self, data: bytes, offset: int, close: bool) -> int:
+        from base64 import b64encode
+
+        body: dict[str, object] = {"offset": offset}
+        if data:
+            body["data"] = b64encode(data).decode("ascii")
+        if close:
+            body["close"] = True
+        answer = await self._transport.request(
+            "POST", f"{self._path()}/stdin", json=body, replay=not close, timeout=90.0
+        )
+        return read(StdinWritten, answer).bytes_written
+
+    async def _look(self, query: dict[str, str], *, timeout: float | None = None) -> ProcessInfo:
+        self._learn(await self._transport.request("GET", self._path(), query=query, timeout=timeout))
+        return self._info
+
+    def _learn(self, answer: bytes) -> None:
+        self._info = ProcessInfo.of(read(CommandShown, answer).command)
+
+    def _late(self, limit: float | None) -> ProcessTimeout:
+        return ProcessTimeout(
+            f"{self.command} has not ended after {limit:g} seconds",
+            command=self.command,
+            arguments=self.args,
+            timeout=limit,
+            process=self.id,
+            session=self.session_id,
+        )
+
+    def _path(self) -> str:
+        return f"/v2/sandboxes/sessions/{self.session_id}/cmd/{self.id}"

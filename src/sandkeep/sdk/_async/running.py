@@ -1,0 +1,137 @@
+"""Running things: what a sandbox and its users have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sandkeep.sdk import bodies
+from sandkeep.sdk._async.files import Files
+from sandkeep.sdk._async.process import Process
+from sandkeep.sdk._async.recovery import Recovery
+from sandkeep.sdk._async.transport import Transport, read
+from sandkeep.sdk.bodies import Duration
+from sandkeep.sdk.concurrent import shielded
+from sandkeep.sdk.values import CompletedProcess
+from sandkeep.wire.responses import CommandShown
+
+_START_SECONDS = 60.0
+
+
+class Runner:
+    """Starts processes in a sandbox as one of its users, and has that user's view of the files."""
+
+    def __init__(self, transport: Transport, recovery: Recovery, *, user: str | None) -> None:
+        self._transport = transport
+        self._recovery = recovery
+        self._user = user
+        self.fs = Files(transport, recovery, user=user)
+        """The files, as this user."""
+
+    async def run_process(
+        self,
+        command: str,
+        args: Sequence[str] = (),
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        sudo: bool = False,
+        input: bytes | str | None = None,
+        kill_after: Duration | None = None,
+        timeout: Duration | None = None,
+        check: bool = False,
+        capture_output: bool = False,
+    ) -> CompletedProcess:
+        """Run a program and wait until it has ended, like ``subprocess.run``.
+
+        Args:
+            command: the program, found in the sandbox's ``PATH``; no shell is involved.
+            args: its arguments.
+            cwd: where it runs; relative to the sandbox's working directory.
+            env: variables, over those of the sandbox.
+            sudo: run it as root.
+            input: what it reads from standard input, which is empty otherwise.
+            kill_after: have the server kill it and all its descendants after so long, whatever becomes of
+                this client. It then counts as ended, with return code 137.
+            timeout: give up waiting after so long: the process is killed and ``ProcessTimeout`` raised.
+            check: raise ``ProcessFailed`` when it ends with another code than 0.
+            capture_output: return what it printed. Otherwise it stays in the durable log only.
+
+        Returns:
+            How it ended.
+
+        Raises:
+            ExecutableNotFound: there is no such program.
+            ProcessFailed: with ``check``; has ``command``, ``returncode`` and the end of the output.
+            ProcessTimeout: with ``timeout``; has what was printed until then.
+            SessionStopped: the session ended while it ran.
+
+        When the caller is cancelled, or interrupted, the process is killed.
+        """
+        # Shielded, so that a process which was started is one we know and can kill.
+        with shielded(_START_SECONDS):
+            process = await self.create_process(
+                command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
+            )
+        return await process.complete(input, timeout=timeout, check=check, capture=capture_output)
+
+    async def create_process(
+        self,
+        command: str,
+        args: Sequence[str] = (),
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        sudo: bool = False,
+        stdin: bool = False,
+        kill_after: Duration | None = None,
+    ) -> Process:
+        """Start a program and return at once, like ``subprocess.Popen``.
+
+        Args:
+            command: the program, found in the sandbox's ``PATH``; no shell is involved.
+            args: its arguments.
+            cwd: where it runs; relative to the sandbox's working directory.
+            env: variables, over those of the sandbox.
+            sudo: run it as root.
+            stdin: keep its standard input open for :attr:`Process.stdin`; it is empty otherwise.
+            kill_after: have the server kill it and all its descendants after so long.
+
+        Returns:
+            A handle. The process does not depend on it, nor on this client.
+
+        Raises:
+            ExecutableNotFound: there is no such program.
+            ExecutableRefused: it is there and cannot be run.
+        """
+        body = bodies.process(
+            command,
+            args,
+            cwd=cwd,
+            env=env,
+            sudo=sudo,
+            user=self._user,
+            kill_after=kill_after,
+            stdin=stdin,
+        )
+
+        async def send(session: str) -> Process:
+            path = f"/v2/sandboxes/sessions/{session}/cmd"
+            answer = await self._transport.request("POST", path, json=body)
+            return Process(self._transport, read(CommandShown, answer).command, stdin=stdin)
+
+        return await self._recovery.run(send)
+
+
+class SandboxUser(Runner):
+    """An account inside a sandbox: its processes and its view of the files.
+
+    Made by :meth:`Sandbox.as_user` and :meth:`Sandbox.create_user`.
+    """
+
+    def __init__(self, transport: Transport, recovery: Recovery, name: str) -> None:
+        super().__init__(transport, recovery, user=name)
+        self.name = name
+        """The account's name."""
+
+    def __repr__(self) -> str:
+        return f"<SandboxUser {self.name}>"

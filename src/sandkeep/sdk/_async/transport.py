@@ -1,0 +1,309 @@
+"""Requests to one server: connections kept, failures told apart, repeated where that is safe.
+
+This is the only module that knows the HTTP library. Connections belong to the event loop (or process) they
+were made in; using a transport from another one is refused instead of failing in odd ways.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from sandkeep import __version__
+from sandkeep.errors import (
+    InvalidRequest,
+    RequestTimeout,
+    SandkeepError,
+    ServerUnreachable,
+    StdinStalled,
+    TransportError,
+)
+from sandkeep.sdk import retry
+from sandkeep.sdk.address import Address
+from sandkeep.sdk.concurrent import Lock, Pool, current_token, in_thread, open_pool, sleep
+from sandkeep.sdk.target import Target
+from sandkeep.wire import errors
+
+T = TypeVar("T")
+
+Body = bytes | Callable[[], AsyncIterator[bytes]]
+"""What a request carries: bytes, or what makes a new stream of them for each attempt."""
+
+CONNECTIONS = 256
+CONNECT_SECONDS = 10.0
+USER_AGENT = f"sandkeep/{__version__}".encode()
+
+
+def segment(text: str) -> str:
+    """A name as one segment of a path."""
+    return quote(text, safe="")
+
+
+def read(kind: type[T], data: bytes) -> T:
+    """The body of an answer."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TransportError(f"the server's answer cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response being read."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: AsyncIterator[bytes]
+    network: Any
+    """The connection itself, after it was upgraded to another protocol."""
+
+
+class Transport:
+    """Sends requests to one server. Opens nothing before the first, and nothing after :meth:`aclose`."""
+
+    def __init__(self, target: Target, *, timeout: float) -> None:
+        self.target = target
+        self._timeout = timeout
+        self._pool: Pool | None = None
+        self._address: Address | None = None
+        self._belongs_to: object = None
+        self._starting = Lock()
+        self._closed = False
+
+    async def aclose(self) -> None:
+        """Close every connection. Can be repeated."""
+        self._closed = True
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.aclose()
+        if self._address is not None:
+            self._address.close()
+            self._address = None
+
+    # --- whole answers -----------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Body = b"",
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+        replay: bool = False,
+        timeout: float | None = None,
+    ) -> bytes:
+        """The body of a successful answer.
+
+        Args:
+            method: GET and HEAD are always repeated when they fail on the way.
+            path: what follows the server's URL, with names already quoted.
+            query: parameters besides the project's.
+            body: what to send.
+            json: what to send as JSON, instead of ``body``.
+            headers: besides the usual ones.
+            replay: sending it twice is the same as once.
+            timeout: seconds to wait for each piece of the answer, other than usual.
+
+        Raises:
+            SandkeepError: as the server answered.
+            RequestTimeout: there was no answer in time.
+            TransportError: there was none at all.
+        """
+        if json is not None:
+            body = msgspec.json.encode(json)
+        replay = replay or method in ("GET", "HEAD")
+        await self._first_contact()
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                async with self._exchange(method, path, query, body, headers, timeout) as answer:
+                    data = b"".join([piece async for piece in answer.pieces])
+            except ServerUnreachable as error:
+                await self._recover(attempt, error)
+                continue
+            except RequestTimeout:
+                raise
+            except TransportError:
+                delay = retry.after_failure(attempt, sent=True, replay=replay)
+                if delay is None:
+                    raise
+                await sleep(delay)
+                continue
+            if answer.status < 300:
+                return data
+            refusal = _refusal(answer.status, data)
+            delay = retry.after_status(attempt, answer.status, answer.headers, replay=replay)
+            # What a stalled process has taken matters to the writer, who goes on from there.
+            if delay is None or isinstance(refusal, StdinStalled):
+                raise refusal
+            await sleep(delay)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Answer]:
+        """An answer to be read as it comes; the connection is given back on exit.
+
+        What fails before the first byte is told as by :meth:`request`; the server is started when it is
+        embedded and not there, nothing else is repeated.
+        """
+        body = b"" if json is None else msgspec.json.encode(json)
+        await self._first_contact()
+        attempt = 0
+        async with AsyncExitStack() as held:
+            while True:
+                attempt += 1
+                try:
+                    exchange = self._exchange(method, path, query, body, headers, timeout)
+                    answer = await held.enter_async_context(exchange)
+                    break
+                except ServerUnreachable as error:
+                    await self._recover(attempt, error)
+            if answer.status >= 300:
+                raise _refusal(answer.status, b"".join([piece async for piece in answer.pieces]))
+            yield answer
+
+    @asynccontextmanager
+    async def upgrade(
+        self, path: str, query: Mapping[str, str], headers: Mapping[str, str]
+    ) -> AsyncIterator[Answer]:
+        """A connection that becomes something else; its answer has a ``network`` to read and write."""
+        async with self._exchange("GET", path, query, b"", headers, None) as answer:
+            yield answer
+
+    # --- one exchange ------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Body,
+        headers: Mapping[str, str] | None,
+        timeout: float | None,
+    ) -> AsyncIterator[Answer]:
+        parameters = {**self.target.scope, **(query or {})}
+        url = f"{self.target.url}{path}" + (f"?{urlencode(parameters)}" if parameters else "")
+        seconds = self._timeout if timeout is None else timeout
+        limits = {"connect": CONNECT_SECONDS, "pool": seconds, "write": seconds, "read": seconds}
+        with _translated(self.target):
+            async with (
+                self._ready_pool().stream(
+                    method,
+                    url,
+                    headers=self._headers(headers, body),
+                    content=body if isinstance(body, bytes) else body(),
+                    extensions={"timeout": limits},
+                ) as response,
+                aclosing(response.aiter_stream()) as pieces,
+            ):
+                yield Answer(
+                    response.status,
+                    {
+                        name.decode("latin-1").lower(): value.decode("latin-1")
+                        for name, value in response.headers
+                    },
+                    pieces,
+                    response.extensions.get("network_stream"),
+                )
+
+    def _headers(self, extra: Mapping[str, str] | None, body: Body) -> list[tuple[bytes, bytes]]:
+        headers = [(b"Host", _host(self.target.url)), (b"User-Agent", USER_AGENT)]
+        if self.target.token is not None:
+            headers.append((b"Authorization", f"Bearer {self.target.token}".encode("latin-1")))
+        names = {name.lower() for name in extra or {}}
+        if isinstance(body, bytes):
+            if body or "upgrade" not in names:
+                headers.append((b"Content-Length", b"%d" % len(body)))
+        elif "content-length" not in names:
+            headers.append((b"Transfer-Encoding", b"chunked"))
+        headers += [(name.encode(), value.encode()) for name, value in (extra or {}).items()]
+        return headers
+
+    def _ready_pool(self) -> Pool:
+        if self._closed:
+            raise InvalidRequest("this client is closed")
+        here = current_token()
+        if self._pool is None:
+            tls = ssl.create_default_context() if self.target.url.startswith("https:") else None
+            if self.target.socket is not None:
+                try:
+                    self._address = Address(self.target.socket)
+                except FileNotFoundError as error:
+                    raise _unreachable(self.target, error) from error
+            address = None if self._address is None else self._address.path
+            self._pool = open_pool(socket=address, tls=tls, connections=CONNECTIONS)
+            self._belongs_to = here
+        elif self._belongs_to != here:
+            raise InvalidRequest(
+                "this client belongs to another event loop or process",
+                hint="make one client for each, or use the functions of the module",
+            )
+        return self._pool
+
+    # --- the embedded server -----------------------------------------------------------------------------
+
+    async def _first_contact(self) -> None:
+        if self._pool is None and self.target.embedded is not None and not self._closed:
+            await self._start_server()
+
+    async def _recover(self, attempt: int, error: ServerUnreachable) -> None:
+        """Start the server when it is an embedded one, once; otherwise raise what was found."""
+        if attempt > 1 or self.target.embedded is None:
+            raise error
+        await self._start_server()
+
+    async def _start_server(self) -> None:
+        """See that the embedded server answers and speaks our version, starting one when there is none."""
+        from sandkeep.server.embedded import ensure_server
+
+        assert self.target.embedded is not None
+        async with self._starting:
+            await in_thread(ensure_server, self.target.embedded)
+
+
+@contextmanager
+def _translated(target: Target) -> Iterator[None]:
+    """Failures of the HTTP library as ours."""
+    import httpcore2
+
+    try:
+        yield
+    except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+        raise _unreachable(target, error) from error
+    except (httpcore2.ReadTimeout, httpcore2.WriteTimeout, httpcore2.PoolTimeout) as error:
+        raise RequestTimeout("the server did not answer in time") from error
+    except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
+        raise TransportError(f"the connection to the server was lost: {error}".rstrip(": ")) from error
+
+
+def _unreachable(target: Target, error: Exception) -> ServerUnreachable:
+    where = target.socket or target.url
+    return ServerUnreachable(f"no server answers at {where}: {error}".rstrip(": "), url=where)
+
+
+def _refusal(status: int, data: bytes) -> SandkeepError:
+    error = errors.exception(status, data)
+    error.details.setdefault("status", status)
+    return error
+
+
+def _host(url: str) -> bytes:
+    return url.partition("://")[2].partition("/")[0].encode()

@@ -1,0 +1,23 @@
+"""Unix socket addresses have room for 107 bytes; paths can be longer."""
+
+from __future__ import annotations
+
+import os
+
+_ROOM = 107
+
+
+class Address:
+    """A name for a socket that fits into an address, until it is closed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+        if len(os.fsencode(path)) > _ROOM:
+            self._fd = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.path = f"/proc/self/fd/{self._fd}/{os.path.basename(path)}"
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

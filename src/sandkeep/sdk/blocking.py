@@ -1,0 +1,84 @@
+"""The names that differ between the colours: here for plain threads. ``concurrent`` has the other half."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import ssl
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
+from time import sleep
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import httpcore2
+
+__all__ = [
+    "Lock",
+    "Pool",
+    "checkpoint",
+    "current_token",
+    "in_thread",
+    "open_pool",
+    "per_run",
+    "shielded",
+    "sleep",
+]
+
+if TYPE_CHECKING:
+    Pool = httpcore2.ConnectionPool
+else:
+    Pool = object
+
+
+def open_pool(*, socket: str | None, tls: ssl.SSLContext | None, connections: int) -> Pool:
+    """Connections to one server; opened when first needed."""
+    import httpcore2
+
+    return httpcore2.ConnectionPool(
+        ssl_context=tls, uds=socket, max_connections=connections, keepalive_expiry=10.0
+    )
+
+
+def shielded(seconds: float) -> AbstractContextManager[Any]:
+    """Nothing: a thread cannot be cancelled."""
+    del seconds
+    return nullcontext()
+
+
+def in_thread(function: Callable[[str], Any], argument: str) -> None:
+    """Call something that blocks: here, where blocking is what everything does."""
+    function(argument)
+
+
+def checkpoint() -> None:
+    """Nothing: a thread cannot be cancelled."""
+
+
+def current_token() -> int:
+    """What connections belong to: a child process must not use those of its parent."""
+    return os.getpid()
+
+
+class _Kept(Protocol):
+    def close(self) -> None: ...
+
+
+K = TypeVar("K", bound=_Kept)
+
+
+def per_run(make: Callable[[], K]) -> Callable[[], K]:
+    """A function giving one thing per process, closed when the interpreter ends."""
+    held: dict[int, K] = {}
+    guard = Lock()
+
+    def get() -> K:
+        with guard:
+            kept = held.get(os.getpid())
+            if kept is None:
+                kept = held[os.getpid()] = make()
+                atexit.register(kept.close)
+        return kept
+
+    return get

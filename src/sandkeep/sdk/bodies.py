@@ -1,0 +1,199 @@
+"""Requests as the wire spells them, from the arguments people write.
+
+Arguments are checked here, before anything is sent: the error names the argument.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from sandkeep.types import (
+    GitSource,
+    Mount,
+    NetworkPolicy,
+    Resources,
+    SandboxSpec,
+    SnapshotRetention,
+    Source,
+    TarballSource,
+    duration,
+    milliseconds,
+    refuse,
+)
+from sandkeep.wire.base import encode
+from sandkeep.wire.policies import authored
+
+Duration = timedelta | float
+"""A duration: a ``timedelta``, or seconds."""
+
+
+class Configuration(TypedDict, total=False):
+    """What a sandbox can be configured with. What is not given has its default, or is inherited by a fork."""
+
+    image: str
+    """Its root filesystem: ``host``, an OCI reference, or the name of an imported one."""
+    ports: Sequence[int]
+    """Ports to be reached from outside; at most 15."""
+    execution_time_limit: Duration
+    """How long each session lives unless it is extended; five minutes by default."""
+    resources: Resources
+    persistent: bool
+    """Keep files between sessions; the default."""
+    network_policy: NetworkPolicy
+    env: Mapping[str, str]
+    """Variables for every process."""
+    tags: Mapping[str, str]
+    """Labels to find it by; at most five."""
+    mounts: Mapping[str, Mount]
+    """Drives, by the absolute path they are mounted at. A fork inherits none."""
+    snapshot_expiration: Duration
+    """How long snapshots live unless said otherwise; zero is for ever."""
+    snapshot_retention: SnapshotRetention
+
+
+class NewConfiguration(Configuration, total=False):
+    """What a new sandbox can be configured with besides."""
+
+    runtime: str
+    """A runtime by name, instead of an image, such as ``python3.13``."""
+    source: Source
+    """What its files start with."""
+
+
+class Unchanged:
+    """Stands for "leave it as it is" where ``None`` means something else."""
+
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED = Unchanged()
+
+
+def _resources(value: Resources) -> dict[str, int]:
+    return {"vcpus": value.vcpus, "memory": value.memory_mb}
+
+
+def _retention(value: SnapshotRetention) -> dict[str, Any]:
+    body: dict[str, Any] = {"count": value.count, "deleteEvicted": value.delete_evicted}
+    if value.expiration is not None:
+        body["expiration"] = milliseconds(value.expiration)
+    return body
+
+
+def _source(value: Source) -> dict[str, Any]:
+    if isinstance(value, GitSource):
+        optional = {
+            "depth": value.depth,
+            "revision": value.revision,
+            "username": value.username,
+            "password": value.password,
+        }
+        known = {name: given for name, given in optional.items() if given is not None}
+        return {"type": "git", "url": value.url, **known}
+    if isinstance(value, TarballSource):
+        return {"type": "tarball", "url": value.url}
+    return {"type": "snapshot", "snapshotId": value.snapshot_id}
+
+
+def _mounts(value: Mapping[str, Mount]) -> dict[str, dict[str, str]]:
+    return {path: {"drive": mount.drive, "mode": mount.mode.value} for path, mount in value.items()}
+
+
+_SPELLING: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "name": ("name", str),
+    "image": ("image", str),
+    "runtime": ("runtime", str),
+    "source": ("source", _source),
+    "ports": ("ports", list),
+    "timeout": ("timeout", milliseconds),
+    "resources": ("resources", _resources),
+    "persistent": ("persistent", bool),
+    "network_policy": ("networkPolicy", authored),
+    "env": ("env", dict),
+    "tags": ("tags", dict),
+    "mounts": ("mounts", _mounts),
+    "snapshot_expiration": ("snapshotExpiration", milliseconds),
+    "retention": ("keepLastSnapshots", _retention),
+}
+
+
+def configuration(
+    *,
+    execution_time_limit: Duration | None = None,
+    snapshot_expiration: Duration | None = None,
+    snapshot_retention: SnapshotRetention | Unchanged | None = UNCHANGED,
+    ports: Sequence[int] | None = None,
+    **others: Any,
+) -> dict[str, Any]:
+    """The body for what was given; what is ``None`` is left out.
+
+    Raises:
+        InvalidRequest: naming the argument that cannot be.
+    """
+    fields = {name: value for name, value in others.items() if value is not None}
+    if execution_time_limit is not None:
+        fields["timeout"] = duration(execution_time_limit)
+    if snapshot_expiration is not None:
+        fields["snapshot_expiration"] = duration(snapshot_expiration)
+    if isinstance(snapshot_retention, SnapshotRetention):
+        fields["retention"] = snapshot_retention
+    if ports is not None:
+        fields["ports"] = tuple(ports)
+    SandboxSpec(**fields)
+    body = {_SPELLING[name][0]: _SPELLING[name][1](value) for name, value in fields.items()}
+    if snapshot_retention is None:
+        body["keepLastSnapshots"] = None
+    return body
+
+
+def policy(value: NetworkPolicy) -> bytes:
+    """A network policy with the values it injects."""
+    return encode(authored(value))
+
+
+def process(
+    command: str,
+    args: Sequence[str],
+    *,
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    sudo: bool,
+    user: str | None,
+    kill_after: Duration | None,
+    stdin: bool,
+) -> dict[str, Any]:
+    """The body that starts a process."""
+    if isinstance(args, str):
+        refuse("args", "is a sequence of strings, not one string")
+    body: dict[str, Any] = {"command": command, "args": list(args), "sudo": sudo}
+    if cwd is not None:
+        body["cwd"] = cwd
+    if env:
+        body["env"] = dict(env)
+    if user is not None:
+        body["user"] = user
+    if kill_after is not None:
+        limit = milliseconds(duration(kill_after))
+        if limit < 1:
+            refuse("kill_after", "must be at least a millisecond")
+        body["timeout"] = limit
+    if stdin:
+        body["attachStdin"] = True
+    return body
+
+
+def signal_number(signal: int | str) -> int:
+    """A signal by number or name, with or without ``SIG``."""
+    if isinstance(signal, str):
+        name = signal.upper() if signal.upper().startswith("SIG") else f"SIG{signal.upper()}"
+        try:
+            return int(signals.Signals[name])
+        except KeyError:
+            refuse("signal", f"{signal!r} is not the name of a signal")
+    if not 1 <= signal <= 64:
+        refuse("signal", "must be between 1 and 64")
+    return int(signal)

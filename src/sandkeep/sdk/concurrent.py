@@ -1,0 +1,136 @@
+"""The names that differ between the colours: here for asyncio and trio. ``blocking`` has the other half."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import anyio
+from anyio import Lock, sleep
+from anyio.lowlevel import RunVar, checkpoint, current_token
+
+if TYPE_CHECKING:
+    import httpcore2
+
+__all__ = [
+    "Lock",
+    "Opening",
+    "Pool",
+    "checkpoint",
+    "current_token",
+    "in_thread",
+    "open_pool",
+    "per_run",
+    "shielded",
+    "sleep",
+]
+
+if TYPE_CHECKING:
+    Pool = httpcore2.AsyncConnectionPool
+else:
+    Pool = object
+
+
+def open_pool(*, socket: str | None, tls: ssl.SSLContext | None, connections: int) -> Pool:
+    """Connections to one server; opened when first needed."""
+    import httpcore2
+
+    return httpcore2.AsyncConnectionPool(
+        ssl_context=tls, uds=socket, max_connections=connections, keepalive_expiry=10.0
+    )
+
+
+def shielded(seconds: float) -> AbstractContextManager[Any]:
+    """What runs inside is finished although the caller was cancelled, unless it takes too long."""
+    return anyio.move_on_after(seconds, shield=True)
+
+
+async def in_thread(function: Callable[[str], Any], argument: str) -> None:
+    """Call something that blocks, away from the event loop."""
+    await anyio.to_thread.run_sync(function, argument)
+
+
+class _Entered(Protocol):
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+
+T = TypeVar("T", bound=_Entered)
+
+
+class Opening(Generic[T]):
+    """Something about to be opened: ``await`` it, or use it in ``async with``. Nothing happens before.
+
+    Awaiting gives what was opened and cleans nothing up. ``async with`` gives the same and cleans up on exit
+    as what was opened says. Use each once.
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[T]]) -> None:
+        self._start = start
+        self._opened: T | None = None
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> T:
+        # Finished even when the caller is cancelled meanwhile: otherwise nobody would clean it up.
+        with anyio.CancelScope(shield=True):
+            opened = await self._start()
+        self._opened = opened
+        await opened.__aenter__()
+        return opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._opened is not None
+        await self._opened.__aexit__(kind, error, trace)
+
+
+class _Kept(Protocol):
+    async def aclose(self) -> None: ...
+
+
+K = TypeVar("K", bound=_Kept)
+
+
+def per_run(make: Callable[[], K]) -> Callable[[], K]:
+    """A function giving one thing per event loop, closed when that loop ends.
+
+    The loop closes the generator that holds it: asyncio and trio both finish what is left of those.
+    """
+    slot: RunVar[tuple[K, Any] | None] = RunVar("sandkeep", None)
+
+    def get() -> K:
+        held = slot.get()
+        if held is None:
+            made = make()
+
+            async def lifetime() -> AsyncGenerator[None, None]:
+                try:
+                    yield
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await made.aclose()
+
+            holder = lifetime()
+            held = (made, holder)
+            slot.set(held)
+            try:
+                # Up to its yield, where it waits for nothing: this is how a loop learns of a generator.
+                holder.__anext__().send(None)
+            except StopIteration:
+                pass
+        return held[0]
+
+    return get

@@ -1,0 +1,142 @@
+"""What may be asked for. Each query class allows only the combinations the server can answer.
+
+Give one to ``query_sandboxes``, ``query_sessions``, ``query_snapshots`` or ``query_drives``; with none,
+everything is listed, newest first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sandkeep.types import DriveSort, SandboxSort, SessionStatus, SnapshotStatus, SortOrder, refuse
+
+
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= 100:
+        refuse("page_size", "must be between 1 and 100")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Query:
+    order: SortOrder = SortOrder.DESC
+    page_size: int = 50
+    """How many items one request fetches, at most 100."""
+
+    def __post_init__(self) -> None:
+        _check_limit(self.page_size)
+
+    def parameters(self) -> dict[str, str]:
+        """The query string's parameters, as the wire spells them."""
+        return {"limit": str(self.page_size), "sortOrder": self.order.value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SandboxQuery(_Query):
+    sort: ClassVar[SandboxSort]
+    tag: tuple[str, str] | None = None
+    """Key and value that a sandbox's tags must hold."""
+    status: SessionStatus | None = None
+
+    def parameters(self) -> dict[str, str]:
+        found = {**_Query.parameters(self), "sortBy": self.sort.value}
+        if self.tag is not None:
+            found["tags"] = ":".join(self.tag)
+        if self.status is not None:
+            found["status"] = self.status.value
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxQueryByName(_SandboxQuery):
+    """Sandboxes ordered by name; only these can be restricted to a prefix."""
+
+    sort: ClassVar = SandboxSort.NAME
+    order: SortOrder = SortOrder.ASC
+    prefix: str = ""
+
+    def parameters(self) -> dict[str, str]:
+        found = _SandboxQuery.parameters(self)
+        return {**found, "namePrefix": self.prefix} if self.prefix else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxQueryByCreated(_SandboxQuery):
+    """Sandboxes ordered by when they were created."""
+
+    sort: ClassVar = SandboxSort.CREATED_AT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxQueryByStatusUpdated(_SandboxQuery):
+    """Sandboxes ordered by when their status last changed."""
+
+    sort: ClassVar = SandboxSort.STATUS_UPDATED_AT
+
+
+SandboxQuery = SandboxQueryByName | SandboxQueryByCreated | SandboxQueryByStatusUpdated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionQuery(_Query):
+    """Sessions ordered by when they were created, of one sandbox or of all."""
+
+    sandbox: str | None = None
+
+    def parameters(self) -> dict[str, str]:
+        found = _Query.parameters(self)
+        return found if self.sandbox is None else {**found, "name": self.sandbox}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotQuery(_Query):
+    """Snapshots ordered by when they were taken, of one sandbox or of all."""
+
+    sandbox: str | None = None
+    status: SnapshotStatus | None = None
+
+    def parameters(self) -> dict[str, str]:
+        found = _Query.parameters(self)
+        if self.sandbox is not None:
+            found["name"] = self.sandbox
+        if self.status is not None:
+            found["status"] = self.status.value
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DriveQuery(_Query):
+    sort: ClassVar[DriveSort]
+
+    def parameters(self) -> dict[str, str]:
+        return {**_Query.parameters(self), "sortBy": self.sort.value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveQueryByName(_DriveQuery):
+    """Drives ordered by name; only these can be restricted to a prefix."""
+
+    sort: ClassVar = DriveSort.NAME
+    order: SortOrder = SortOrder.ASC
+    prefix: str = ""
+
+    def parameters(self) -> dict[str, str]:
+        found = _DriveQuery.parameters(self)
+        return {**found, "namePrefix": self.prefix} if self.prefix else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveQueryByCreated(_DriveQuery):
+    """Drives ordered by when they were created."""
+
+    sort: ClassVar = DriveSort.CREATED_AT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveQueryByUpdated(_DriveQuery):
+    """Drives ordered by when they last changed."""
+
+    sort: ClassVar = DriveSort.UPDATED_AT
+
+
+DriveQuery = DriveQueryByName | DriveQueryByCreated | DriveQueryByUpdated

@@ -1,0 +1,93 @@
+"""Frames of an interactive terminal's connection, without I/O."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sandkeep.errors import StreamClosed, TransportError
+
+if TYPE_CHECKING:
+    from websockets.protocol import Protocol
+
+_MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_LARGEST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The other side has ended the connection."""
+
+    code: int
+    reason: str
+
+
+class Handshake:
+    """The request that turns a connection into a WebSocket."""
+
+    def __init__(self) -> None:
+        self._key = base64.b64encode(os.urandom(16))
+
+    def headers(self) -> dict[str, str]:
+        return {
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": self._key.decode(),
+        }
+
+    def check(self, status: int, accept: str) -> None:
+        """Raise unless the server agreed."""
+        if status == 403:
+            raise StreamClosed("the server did not accept the terminal's token", status=status)
+        expected = base64.b64encode(hashlib.sha1(self._key + _MAGIC).digest()).decode()
+        if status != 101 or accept != expected:
+            raise TransportError(f"the server answered {status} instead of opening a terminal", status=status)
+
+
+class Frames:
+    """Bytes of the connection to messages, and back."""
+
+    def __init__(self) -> None:
+        # A dependency of its own weight, needed by terminals alone.
+        from websockets.frames import Opcode
+        from websockets.protocol import CLIENT, OPEN, Protocol
+
+        self._opcodes = Opcode
+        self._protocol: Protocol = Protocol(CLIENT, state=OPEN, max_size=_LARGEST)
+
+    def feed(self, data: bytes) -> Iterator[bytes | str | Closed]:
+        """Messages that are complete now: binary, text, or the end. No data is the end of the connection."""
+        if data:
+            self._protocol.receive_data(data)
+        else:
+            self._protocol.receive_eof()
+        for event in self._protocol.events_received():
+            opcode = getattr(event, "opcode", None)
+            payload: bytes = getattr(event, "data", b"")
+            if opcode is self._opcodes.BINARY:
+                yield bytes(payload)
+            elif opcode is self._opcodes.TEXT:
+                yield bytes(payload).decode()
+            elif opcode is self._opcodes.CLOSE:
+                code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else 1005
+                yield Closed(code, bytes(payload[2:]).decode("utf-8", "replace"))
+        if not data:
+            yield Closed(1006, "the connection was lost")
+
+    def binary(self, data: bytes) -> None:
+        self._protocol.send_binary(data)
+
+    def text(self, text: str) -> None:
+        self._protocol.send_text(text.encode())
+
+    def close(self) -> None:
+        self._protocol.send_close(1000)
+
+    def to_send(self) -> bytes:
+        """What must go out now: our frames, and answers to the other side's pings."""
+        return b"".join(self._protocol.data_to_send())
