@@ -73,7 +73,16 @@ class CopyBody(_Acting, kw_only=True, frozen=True):
 
 class ArchiveBody(Body, kw_only=True, frozen=True):
     paths: Annotated[list[Text], Meta(min_length=1, max_length=10_000)]
+    ignore: Annotated[list[Text], Meta(max_length=1000)] = field(default_factory=list)
+    """Names, or with a slash whole entry names, to leave out; ``*`` matches anything."""
     cwd: Text | UnsetType = UNSET
+    user: Text | UnsetType = UNSET
+    sudo: bool = False
+
+
+class ExtractQuery(Body, kw_only=True, frozen=True):
+    cwd: Text | UnsetType = UNSET
+    """Where entries go; the session's working directory when not given."""
     user: Text | UnsetType = UNSET
     sudo: bool = False
 
@@ -118,6 +127,10 @@ class FileShown(Object, kw_only=True, frozen=True):
 
 class FileList(Object, kw_only=True, frozen=True):
     files: list[FileObject]
+
+
+class Extracted(Object, kw_only=True, frozen=True):
+    entries: int
 
 
 class LinkShown(Object, kw_only=True, frozen=True):

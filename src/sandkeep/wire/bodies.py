@@ -165,6 +165,8 @@ class RunBody(Body, kw_only=True, frozen=True):
     cwd: str | UnsetType = UNSET
     env: dict[str, str] = field(default_factory=dict)
     sudo: bool = False
+    user: str | UnsetType = UNSET
+    """An account of the sandbox to run as; official clients do not know it."""
     wait: bool = False
     logs: bool = False
     """Only with ``wait``: put the output into the answer."""

@@ -51,6 +51,7 @@ async def run_command(call: Call) -> Reply | Stream:
         cwd=given(body.cwd, None),
         env=body.env,
         sudo=body.sudo,
+        user=given(body.user, None),
         stdin=body.attach_stdin,
         timeout_ms=given(body.timeout, None),
     )

@@ -16,6 +16,8 @@ from sandkeep.wire.additions import (
     ArchiveBody,
     ChmodBody,
     CopyBody,
+    Extracted,
+    ExtractQuery,
     FileList,
     FileShown,
     LinkShown,
@@ -167,8 +169,28 @@ async def write_content(call: Call) -> Reply:
 async def download_archive(call: Call) -> Stream:
     body = await call.body(ArchiveBody)
     scope, session = call.session()
-    pieces = call.engine.files.archive(scope.project, session, body.paths, **_acting(body))
+    pieces = call.engine.files.archive(
+        scope.project, session, body.paths, ignore=body.ignore, **_acting(body)
+    )
     return Stream(TAR, await started(pieces))
+
+
+@table.route(
+    "PUT",
+    f"{_OWN}/archive",
+    summary="Unpack a tar archive, plain or compressed with gzip, as a user",
+    query=ExtractQuery,
+    request=TAR,
+    response=Extracted,
+    errors=(*_FAILURES, "payload_too_large"),
+)
+async def upload_archive(call: Call) -> Reply:
+    query = call.query(ExtractQuery)
+    scope, session = call.session()
+    row = call.engine.sessions.get(scope.project, session)
+    acting = {"cwd": row.cwd, **_acting(query)}
+    done = await call.engine.files.extract(scope.project, session, call.upload(), **acting)
+    return json_reply(Extracted(entries=done["entries"]))
 
 
 async def _do(call: Call, operation: str, body: Any, **arguments: Any) -> dict[str, Any]:
