@@ -355,11 +355,11 @@ def test_kill_after_ends_every_descendant_and_keeps_what_was_printed(lab: Lab) -
 @everywhere
 def test_kill_after_holds_for_descendants_of_a_process_that_ended_in_time(lab: Lab) -> None:
     box = common(lab)
-    done = box.run("python3", "-c", DAEMON, "survivor", "0", kill_after_ms=1200)
+    done = box.run("python3", "-c", DAEMON, "survivor", "0", kill_after_ms=2000)
     assert (done.code, done.record["status"]) == (0, "exited")
     until(lambda: box.sh("test -e /tmp/beat-survivor").code == 0)
     assert _beats(box, "survivor")
-    until(lambda: not _beats(box, "survivor"), seconds=4)
+    until(lambda: not _beats(box, "survivor"), seconds=6)
 
 
 @everywhere
@@ -382,10 +382,10 @@ def test_an_exit_is_reported_while_a_background_child_holds_the_pipe(lab: Lab) -
     """And the child goes on: it can still write, is not killed by SIGPIPE, and what it writes is kept."""
     box = common(lab)
     started = time.monotonic()
-    script = "(sleep 0.5; echo later; sleep 0.1; echo alive >/tmp/after) & echo first; exit 5"
+    script = "(sleep 1.5; echo later; sleep 0.1; echo alive >/tmp/after) & echo first; exit 5"
     process = box.start("bash", "-c", script)
     done = box.finish(process)
-    assert time.monotonic() - started < 0.45
+    assert time.monotonic() - started < 1.4
     assert (done.code, done.stdout) == (5, "first\n")
     until_printed(box, process, b"later\n")
     until(lambda: box.sh("cat /tmp/after 2>/dev/null").stdout == "alive\n")
@@ -516,10 +516,16 @@ def test_control_c_interrupts_the_job_in_front_and_not_the_shell(lab: Lab) -> No
     until(lambda: alive_inside(box, "sleep 1001"))
     stdin(box, process, b"\x1a")
     until_printed(box, process, b"Stopped")
-    stdin(box, process, b"kill -KILL %1\n")
-    until(lambda: not alive_inside(box, "sleep 1001"))
-    stdin(box, process, b"echo\n")
-    until_printed(box, process, b"Killed")
+    stdin(box, process, b"fg\n")
+    # Typed, shown as stopped, and named again when resumed. An interrupt before that would discard the "fg".
+    until(lambda: printed(box, process).count(b"sleep 1001") == 3)
+
+    def interrupted() -> bool:
+        # The shell says which job it resumes before it hands over the terminal, so once may be too early.
+        stdin(box, process, b"\x03")
+        return not alive_inside(box, "sleep 1001")
+
+    until(interrupted)
     stdin(box, process, b"exit 6\n")
     done = box.finish(process)
     assert b"no job control" not in done.output

@@ -215,7 +215,7 @@ def test_a_share_of_the_processor_is_not_exceeded(lab: Lab) -> None:
 @everywhere
 def test_a_deadline_ends_everything_with_nobody_connected(lab: Lab) -> None:
     other = Lab(lab.data_dir)
-    deadline = now_ms() + 1500
+    deadline = now_ms() + 2500
     box = other.box(name=f"deadline-{os.getpid()}", deadline_ms=deadline)
     process = box.start(
         "bash", "-c", "setsid -f sleep 1000; (setsid sh -c 'sleep 1001 & sleep 1002' &); echo up"
