@@ -74,6 +74,8 @@ class Network:
                     await self._introduce(channel)
                     self._channel = channel
                     return channel
+            except HostCannot:
+                raise
             except SandkeepError as error:
                 failure = error
         raise failure
@@ -101,7 +103,8 @@ class Network:
 
     def _launch(self) -> None:
         script = os.path.join(os.path.dirname(netd.__file__), "start_netd.py")
-        argv = [sys.executable, "-I", script, self._context.data_dir]
+        # Isolated, but with our own idea of where packages are: that may come from the environment.
+        argv = [sys.executable, "-I", script, self._context.data_dir, ":".join(sys.path)]
         with subprocess.Popen(argv, env={}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as launcher:
             assert launcher.stdout is not None
             line = launcher.stdout.readline()

@@ -1,8 +1,11 @@
-"""Script the netd process runs: find the package, hand over. Argument: data directory."""
+"""Script the netd process runs: find the packages, hand over.
+
+Arguments: data directory, and where the starting program finds its packages.
+"""
 
 import sys
 
-sys.path.insert(0, __file__.rsplit("/", 3)[0])
+sys.path[:0] = [path for path in sys.argv[2].split(":") if path.startswith("/") and path not in sys.path]
 
 from sandkeep.net.netd import main
 
