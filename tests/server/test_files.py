@@ -62,7 +62,8 @@ def test_a_missing_file_and_what_is_no_file_are_told_apart(box: Box) -> None:
     assert refused(read(box, "/vercel/sandbox")) == (400, "file_error")
     assert refused(write(box, {"vercel/sandbox": b"x"})) == (400, "file_error")
     assert write(box, {"../../etc/escape": b"x"}).status_code == 400
-    assert box.api.post(f"{box.path}/fs/write", content=b"no archive").status_code == 400
+    damaged = box.api.post(f"{box.path}/fs/write", content=b"\x1f\x8b no archive")
+    assert refused(damaged) == (400, "file_error")
 
 
 def test_mkdir_makes_parents_unless_told_otherwise(box: Box) -> None:

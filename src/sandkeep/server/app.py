@@ -187,6 +187,8 @@ class App:
         if not endpoint.route.public:
             call.caller = self.auth.identify(call.request)
         reply = await endpoint.handler(call)
+        if "session" in call.params:
+            self.engine.upkeep.touch(call.params["session"])
         if isinstance(reply, Reply):
             await reply.send(call.request, send)
             return

@@ -61,7 +61,7 @@ def ensure_server(data_dir: str, *, seconds: float = START_SECONDS) -> Found:
                 return found
             if _being_served(data_dir):
                 time.sleep(0.02)  # by one that is on its way up or down
-            elif _start(data_dir, deadline) and (found := _usable(data_dir)) is not None:
+            elif _start(data_dir, deadline) and (found := _usable(data_dir, replace=False)) is not None:
                 return found._replace(started=True)
             else:
                 failures += 1
@@ -103,7 +103,7 @@ def ask(data_dir: str, method: str, path: str, *, seconds: float = 10.0) -> tupl
         raise TransportError(f"what listens in {data_dir} is no sandkeep server", path=data_dir) from None
 
 
-def _usable(data_dir: str) -> Found | None:
+def _usable(data_dir: str, *, replace: bool = True) -> Found | None:
     answer = ask(data_dir, "GET", "/version")
     if answer is None:
         return None
@@ -111,7 +111,8 @@ def _usable(data_dir: str) -> Found | None:
     if status != 200 or "api" not in body:
         raise TransportError(f"what listens in {data_dir} is no sandkeep server", path=data_dir)
     version = str(body.get("version"))
-    if version != sandkeep.__version__ and body.get("embedded") and _retired(data_dir):
+    other = version != sandkeep.__version__
+    if replace and other and body.get("embedded") and _retired(data_dir):
         return None
     if body["api"] != API_VERSION:
         raise Conflict(

@@ -65,10 +65,15 @@ async def run_command(call: Call) -> Reply | Stream:
 async def _run_records(processes: Processes, process: Process, *, logs: bool) -> AsyncGenerator[bytes, None]:
     where = (process.project, process.session, process.id)
     yield command_record(show.command(process))
-    if logs:
-        async for record in output.text_records(processes.output(*where)):
-            yield record
-    yield command_record(show.command(await processes.wait(*where)))
+    # Asked for early, so that the answer is there by the time the output ends.
+    ended = asyncio.ensure_future(processes.wait(*where))
+    try:
+        if logs:
+            async for record in output.text_records(processes.output(*where)):
+                yield record
+        yield command_record(show.command(await ended))
+    finally:
+        ended.cancel()
 
 
 @table.route(

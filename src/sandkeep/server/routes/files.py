@@ -6,6 +6,7 @@ as the client takes it.
 
 from __future__ import annotations
 
+import posixpath
 from typing import TYPE_CHECKING, Any
 
 from sandkeep.server import show
@@ -48,9 +49,20 @@ _FAILURES = (*REFUSALS, *NEEDS_SESSION, "file_error")
 TAR = "application/x-tar"
 
 
-def _acting(body: Any) -> dict[str, Any]:
+def _acting(call: Call, body: Any) -> dict[str, Any]:
     """As whom, and from where relative paths start."""
-    return known(cwd=given(body.cwd, None), user=given(body.user, None), root=body.sudo or None)
+    return {**_start(call, body), **known(user=given(body.user, None), root=body.sudo or None)}
+
+
+def _start(call: Call, body: Any) -> dict[str, Any]:
+    """Where relative paths start; that itself may be relative to the session's own directory."""
+    cwd = given(body.cwd, None)
+    if cwd is None:
+        return {}
+    if not cwd.startswith("/"):
+        scope, session = call.session()
+        cwd = posixpath.join(call.engine.sessions.get(scope.project, session).cwd, cwd)
+    return {"cwd": cwd}
 
 
 @table.route(
@@ -64,7 +76,7 @@ def _acting(body: Any) -> dict[str, Any]:
 async def read_file(call: Call) -> Stream:
     body = await call.body(ReadBody)
     scope, session = call.session()
-    pieces = call.engine.files.read(scope.project, session, body.path, **known(cwd=given(body.cwd, None)))
+    pieces = call.engine.files.read(scope.project, session, body.path, **_start(call, body))
     return Stream(OCTETS, await started(pieces))
 
 
@@ -102,7 +114,7 @@ async def make_directory(call: Call) -> Reply:
         "mkdir",
         path=body.path,
         parents=body.recursive,
-        **known(cwd=given(body.cwd, None)),
+        **_start(call, body),
     )
     return json_reply(Empty())
 
@@ -127,7 +139,7 @@ async def read_content(call: Call) -> Stream:
         query.path,
         offset=query.offset,
         **known(length=given(query.length, None)),
-        **_acting(query),
+        **_acting(call, query),
     )
     return Stream(OCTETS, await started(pieces))
 
@@ -153,7 +165,7 @@ async def write_content(call: Call) -> Reply:
         append=query.append,
         exclusive=query.exclusive,
         **known(mode=given(query.mode, None), size=call.request.content_length()),
-        **_acting(query),
+        **_acting(call, query),
     )
     return json_reply(Written(bytes_written=written))
 
@@ -170,7 +182,7 @@ async def download_archive(call: Call) -> Stream:
     body = await call.body(ArchiveBody)
     scope, session = call.session()
     pieces = call.engine.files.archive(
-        scope.project, session, body.paths, ignore=body.ignore, **_acting(body)
+        scope.project, session, body.paths, ignore=body.ignore, **_acting(call, body)
     )
     return Stream(TAR, await started(pieces))
 
@@ -188,7 +200,7 @@ async def upload_archive(call: Call) -> Reply:
     query = call.query(ExtractQuery)
     scope, session = call.session()
     row = call.engine.sessions.get(scope.project, session)
-    acting = {"cwd": row.cwd, **_acting(query)}
+    acting = {"cwd": row.cwd, **_acting(call, query)}
     done = await call.engine.files.extract(scope.project, session, call.upload(), **acting)
     return json_reply(Extracted(entries=done["entries"]))
 
@@ -196,7 +208,7 @@ async def upload_archive(call: Call) -> Reply:
 async def _do(call: Call, operation: str, body: Any, **arguments: Any) -> dict[str, Any]:
     scope, session = call.session()
     return await call.engine.files.do(
-        scope.project, session, operation, path=body.path, **arguments, **_acting(body)
+        scope.project, session, operation, path=body.path, **arguments, **_acting(call, body)
     )
 
 

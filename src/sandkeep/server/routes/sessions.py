@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from sandkeep.engine.lifecycle import Operation
+from sandkeep.errors import NotFound
 from sandkeep.server import show
 from sandkeep.server.http import Reply, json_reply
 from sandkeep.server.router import Table
@@ -83,7 +84,10 @@ async def get_session(call: Call) -> Reply:
 async def stop_session(call: Call) -> Reply:
     scope, session = call.session()
     row, snapshot = await call.engine.sessions.stop(scope.project, session)
-    sandbox = call.engine.store.sandboxes.get(scope.project, row.sandbox_name)
+    # By id: the name may belong to another sandbox by now.
+    sandbox = call.engine.store.sandboxes.find_by_id(scope.project, row.sandbox or "")
+    if sandbox is None:
+        raise NotFound(f"the sandbox {row.sandbox_name} is gone", kind="sandbox", name=row.sandbox_name)
     return json_reply(
         SessionStopped(
             session=show.session(row, project=scope.shown),
