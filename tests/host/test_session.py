@@ -185,7 +185,7 @@ def _starts(box: Box) -> bool:
 @everywhere
 def test_a_fork_bomb_ends_with_its_session(lab: Lab) -> None:
     box = lab.box(limits=Limits(pids=300))
-    process = box.start("bash", "-c", "b() { b | b & }; b; echo lit; sleep 100")
+    process = box.start("bash", "-c", "echo lit; b() { b | b & }; b; sleep 100")
     until(lambda: b"lit" in printed(box, process))
     time.sleep(0.3)
     assert box.state()["status"] == "running"
