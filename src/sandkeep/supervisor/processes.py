@@ -60,6 +60,7 @@ class Processes:
         self._starting: dict[str, Callable[[dict[str, Any], list[int]], None]] = {}
         self._queue: list[Callable[[], None]] = []
         self._init_busy = False
+        self._oom_explained = 0
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._processes.values())
@@ -256,8 +257,11 @@ class Processes:
             and os.WTERMSIG(status) == signal.SIGKILL
             and process.kill_requested is None
             and oom_now is not None
-            and oom_now > (process.oom_before or 0)
+            and oom_now > max(process.oom_before or 0, self._oom_explained)
         )
+        if killed_for_memory:
+            # Each death is one count: whoever is killed later is not blamed on this one.
+            self._oom_explained = oom_now or 0
         self._conclude(process, status, cpu_ms, killed_for_memory or process.out_of_memory)
 
     def _conclude(self, process: Process, status: int, cpu_ms: int, out_of_memory: bool) -> None:

@@ -66,7 +66,7 @@ class Init:
                 elif fd == self._control.fileno():
                     self._serve()
                 else:
-                    self._hear_shim(fd)
+                    self._hear_shim(next((shim for shim in self._shims.values() if shim.pipe == fd), None))
 
     # --- requests ----------------------------------------------------------------------------------------
 
@@ -185,19 +185,34 @@ class Init:
             if pid == 0:
                 return
             if pid in self._shims:
-                self._hear_shim(self._shims[pid].pipe)
-                self._shims.pop(pid).close()
+                shim = self._shims.pop(pid)
+                if os.WIFSIGNALED(status):
+                    self._kill_strays(shim)
+                self._hear_shim(shim)
+                shim.close()
             elif pid in self._children:
                 self._report(self._children.pop(pid), pid, status, usage.ru_utime + usage.ru_stime)
 
-    def _hear_shim(self, pipe: int) -> None:
+    def _kill_strays(self, shim: Shim) -> None:
+        """Somebody inside killed a shim, to escape from it: what it held has become ours. Kill that.
+
+        It cannot be told from orphans that others left us since the shim began. They die with it.
+        """
+        while True:
+            ours = self._children.keys() | self._shims.keys() | shim.orphans_before
+            strays = [pid for pid in _children_of(1) if pid not in ours]
+            if not strays:
+                return
+            for stray in strays:
+                _kill_all([stray, *_descendants(stray)])
+
+    def _hear_shim(self, shim: Shim | None) -> None:
         """The command behind a shim has ended, or the shim died and took the news with it."""
-        shim = next((shim for shim in self._shims.values() if shim.pipe == pipe), None)
         if shim is None or shim.reported:
             return
         shim.reported = True
-        self._poll.unregister(pipe)
-        news = _read_line(pipe)
+        self._poll.unregister(shim.pipe)
+        news = _read_line(shim.pipe)
         self._report(shim.request, shim.main, news.get("status", signal.SIGKILL), news.get("cpu", 0.0))
 
     def _report(self, request: str, pid: int, status: int, cpu_seconds: float) -> None:
@@ -215,6 +230,7 @@ class Shim:
 
     def __init__(self, init: Init, request: dict[str, Any], actions: list[tuple[Any, ...]]) -> None:
         self.request = request["id"]
+        self.orphans_before = set(_children_of(1)) if request["shim"] else set()
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
@@ -270,15 +286,35 @@ class Shim:
     def kill(self) -> None:
         """Kill every descendant, again and again until a look finds none, then the shim itself."""
         while victims := _descendants(self.pid):
-            for pid in victims:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            _kill_all(victims)
+
+
+def _kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def _children_of(pid: int) -> list[int]:
+    return _family().get(pid, [])
 
 
 def _descendants(root: int) -> list[int]:
     """Living descendants of a process, by parent links."""
+    parents = _family()
+    found: list[int] = []
+    pending = [root]
+    while pending:
+        children = parents.get(pending.pop(), [])
+        found += children
+        pending += children
+    return found
+
+
+def _family() -> dict[int, list[int]]:
+    """Living children of every process."""
     parents: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -290,15 +326,7 @@ def _descendants(root: int) -> list[int]:
             continue
         if fields[0] not in (b"Z", b"X"):
             parents.setdefault(int(fields[1]), []).append(int(name))
-        else:
-            parents.setdefault(int(fields[1]), [])
-    found: list[int] = []
-    pending = [root]
-    while pending:
-        children = parents.get(pending.pop(), [])
-        found += children
-        pending += children
-    return found
+    return parents
 
 
 def _open_terminal(size: list[int], owner: int) -> tuple[int, str]:
