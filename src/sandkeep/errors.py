@@ -65,6 +65,8 @@ class SandkeepError(Exception):
     """Root of the tree. Keyword facts become attributes and travel as ``details``."""
 
     code: ClassVar[str] = "error"
+    http_status: int | None = None
+    """The HTTP status a server answered with; ``None`` for an error found on this side."""
 
     def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
         super().__init__(message)
@@ -77,12 +79,6 @@ class SandkeepError(Exception):
         if name in details:
             return details[name]
         raise AttributeError(name)
-
-    @property
-    def status(self) -> int | None:
-        """The HTTP status a server answered with; ``None`` for an error found on this side."""
-        found = self.details.get("status")
-        return found if isinstance(found, int) else None
 
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"code": self.code, "message": self.message}

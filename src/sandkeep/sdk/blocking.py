@@ -5,11 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import ssl
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from threading import Lock
 from time import sleep
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     import httpcore2
@@ -22,6 +22,7 @@ __all__ = [
     "in_thread",
     "open_pool",
     "per_run",
+    "pieces_of",
     "shielded",
     "sleep",
 ]
@@ -39,6 +40,11 @@ def open_pool(*, socket: str | None, tls: ssl.SSLContext | None, connections: in
     return httpcore2.ConnectionPool(
         ssl_context=tls, uds=socket, max_connections=connections, keepalive_expiry=10.0
     )
+
+
+def pieces_of(response: httpcore2.Response) -> AbstractContextManager[Iterator[bytes]]:
+    """The body of a response, as it comes."""
+    return closing(cast("Generator[bytes, None, None]", response.iter_stream()))
 
 
 def shielded(seconds: float) -> AbstractContextManager[Any]:

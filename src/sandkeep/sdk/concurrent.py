@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -24,6 +24,7 @@ __all__ = [
     "in_thread",
     "open_pool",
     "per_run",
+    "pieces_of",
     "shielded",
     "sleep",
 ]
@@ -41,6 +42,11 @@ def open_pool(*, socket: str | None, tls: ssl.SSLContext | None, connections: in
     return httpcore2.AsyncConnectionPool(
         ssl_context=tls, uds=socket, max_connections=connections, keepalive_expiry=10.0
     )
+
+
+def pieces_of(response: httpcore2.Response) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+    """The body of a response, as it comes."""
+    return aclosing(response.aiter_stream())
 
 
 def shielded(seconds: float) -> AbstractContextManager[Any]:

@@ -43,10 +43,10 @@ class Handshake:
     def check(self, status: int, accept: str) -> None:
         """Raise unless the server agreed."""
         if status == 403:
-            raise StreamClosed("the server did not accept the terminal's token", status=status)
+            raise StreamClosed("the server did not accept the terminal's token")
         expected = base64.b64encode(hashlib.sha1(self._key + _MAGIC).digest()).decode()
         if status != 101 or accept != expected:
-            raise TransportError(f"the server answered {status} instead of opening a terminal", status=status)
+            raise TransportError(f"the server answered {status} instead of opening a terminal")
 
 
 class Frames:

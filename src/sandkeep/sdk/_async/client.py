@@ -96,9 +96,9 @@ class Client:
             configuration: see :class:`~sandkeep.NewConfiguration`.
 
         Returns:
-            The sandbox. Awaiting cleans nothing up; ``async with`` stops the session on exit and destroys the
-            sandbox unless told otherwise, also when the body failed or was cancelled. A creation under way is
-            finished when it is cancelled in ``async with``, and cleaned up; awaited, it may leave a sandbox.
+            The sandbox. By itself this cleans nothing up; ``async with`` stops the session on exit and
+            destroys the sandbox unless told otherwise, also when the body failed or was cancelled. A creation
+            that is cancelled in ``async with`` is finished and cleaned up; elsewhere it may leave a sandbox.
 
         Raises:
             NameTaken: there is one of that name.
@@ -133,8 +133,8 @@ class Client:
             on_resume: called with the handle when this, or an operation later on, started a new session.
 
         Returns:
-            The sandbox. Awaiting cleans nothing up; ``async with`` stops the session on exit. Inside, the
-            handle is for that session: when another scope has stopped it, operations raise
+            The sandbox. By itself this cleans nothing up; ``async with`` stops the session on exit. Inside,
+            the handle is for that session: when another scope has stopped it, operations raise
             ``SessionStopped`` instead of starting a new one.
 
         Raises:
@@ -171,7 +171,7 @@ class Client:
                 changed.
 
         Returns:
-            The sandbox. Awaiting cleans nothing up; ``async with`` stops the session on exit.
+            The sandbox. By itself this cleans nothing up; ``async with`` stops the session on exit.
         """
         body = bodies.configuration(name=name, **configuration)
 
@@ -191,8 +191,8 @@ class Client:
         """A new sandbox with the configuration and current snapshot of another.
 
         Args:
-            source: the name of that one. What its running session changed since its last snapshot or
-                checkpoint is not in the fork.
+            source: the name of that one. What its running session changed since its last snapshot is not in
+                the fork.
             name: of the new one; generated when not given.
             destroy: whether leaving ``async with`` destroys the new one, or only stops it.
             changes: what replaces what would be inherited; see :class:`~sandkeep.Configuration`.

@@ -126,7 +126,7 @@ class Files:
             encoding: of text.
 
         Returns:
-            A reader or writer: await it and close it yourself, or use ``async with``.
+            A reader or writer: close it yourself, or use ``async with``.
         """
         if mode.removesuffix("b") not in ("r", "w", "x", "a"):
             refuse("mode", f"{mode!r} is not one of r, w, x and a, with or without b")
@@ -429,18 +429,17 @@ class Files:
         return await self._recovery.run(send)
 
     async def _extract(self, body: Body, *, cwd: str | None) -> None:
-        headers = {"Content-Type": "application/x-tar"}
-        if cwd is not None:
-            headers["X-Cwd"] = cwd
         query = {name: _text(value) for name, value in self._acting.items()}
+        if cwd is not None:
+            query["cwd"] = cwd
 
         async def send(session: str) -> None:
             await self._transport.request(
-                "POST",
-                f"/v2/sandboxes/sessions/{session}/fs/write",
+                "PUT",
+                _own(session, "archive"),
                 query=query,
                 body=body,
-                headers=headers,
+                headers={"Content-Type": "application/x-tar"},
                 timeout=TRANSFER_SECONDS,
             )
 

@@ -280,7 +280,7 @@ class Sandbox(Runner):
             rows: its height.
 
         Returns:
-            The terminal: await it and close it yourself, or use ``async with``, which hangs up on exit.
+            The terminal: close it yourself, or use ``async with``, which hangs up on exit.
         """
         variables = {"TERM": "xterm-256color", **(env or {})}
         message = {
@@ -344,7 +344,12 @@ class Sandbox(Runner):
             The session as it ended, and the snapshot that was taken. The same again when it had ended before.
         """
         self._recovery.pinned = False
-        return await self._stop(self._recovery.session)
+        stopped = await self._stop(self._recovery.session)
+        if stopped.session.id != self._state.current_session_id and not self.status.is_final:
+            # Somebody else has started another one since.
+            self._recovery.session = self._state.current_session_id
+            stopped = await self._stop(self._recovery.session)
+        return stopped
 
     async def destroy(self, *, delete_snapshots: bool = True) -> None:
         """End and forget the sandbox, whatever its state. Its name is free afterwards.
@@ -454,7 +459,8 @@ class Sandbox(Runner):
     ) -> Opening[Sandbox]:
         """A new sandbox with this one's configuration and current snapshot.
 
-        What a running session changed since its last snapshot or checkpoint is not in it.
+        What a running session changed since is not in it; to begin with that, create a sandbox from a
+        checkpoint: ``create_sandbox(source=SnapshotSource((await box.checkpoint()).id))``.
 
         Args:
             name: its name; generated when not given.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
-from sandkeep.errors import StdinStalled
+from sandkeep.errors import NotFound, StdinStalled, StdinUnavailable
 
 PIECE = 512 << 10
 """Bytes of input sent in one request."""
@@ -144,10 +144,13 @@ class StdinWriter:
             view = view[taken:]
 
     async def aclose(self) -> None:
-        """Close it: the process reads the end of its input. Can be repeated."""
+        """Close it: the process reads the end of its input. Can be repeated, and after the process ended."""
         if not self._closed:
             self._closed = True
-            await self._piece(b"", close=True)
+            try:
+                await self._piece(b"", close=True)
+            except (NotFound, StdinUnavailable):
+                pass
 
     async def _piece(self, data: bytes, *, close: bool) -> int:
         """Bytes of ``data`` that arrived."""

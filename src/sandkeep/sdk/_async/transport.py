@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -26,7 +26,7 @@ from sandkeep.errors import (
 )
 from sandkeep.sdk import retry
 from sandkeep.sdk.address import Address
-from sandkeep.sdk.concurrent import Lock, Pool, current_token, in_thread, open_pool, sleep
+from sandkeep.sdk.concurrent import Lock, Pool, current_token, in_thread, open_pool, pieces_of, sleep
 from sandkeep.sdk.target import Target
 from sandkeep.wire import errors
 
@@ -212,7 +212,7 @@ class Transport:
                     content=body if isinstance(body, bytes) else body(),
                     extensions={"timeout": limits},
                 ) as response,
-                aclosing(response.aiter_stream()) as pieces,
+                pieces_of(response) as pieces,
             ):
                 yield Answer(
                     response.status,
@@ -301,7 +301,7 @@ def _unreachable(target: Target, error: Exception) -> ServerUnreachable:
 
 def _refusal(status: int, data: bytes) -> SandkeepError:
     error = errors.exception(status, data)
-    error.details.setdefault("status", status)
+    error.http_status = status
     return error
 
 

@@ -1,0 +1,276 @@
+"""Files of a sandbox: whole, streamed, in batches and as trees."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import sandkeep
+from sandkeep.errors import (
+    InvalidRequest,
+    IsDirectory,
+    NotDirectory,
+    PathExists,
+    PathNotFound,
+    PathPermission,
+)
+
+pytestmark = pytest.mark.anyio
+
+EVERY_BYTE = bytes(range(256))
+
+
+async def test_bytes_and_text_come_back_as_they_were_written() -> None:
+    async with sandkeep.create_sandbox() as box:
+        assert await box.fs.write_bytes("deep/er/data", EVERY_BYTE) == 256
+        assert await box.fs.read_bytes("deep/er/data") == EVERY_BYTE
+        await box.fs.write_text("text", "grüße\n", mode=0o600)
+        assert await box.fs.read_text("text") == "grüße\n"
+        assert (await box.fs.stat("text")).mode == 0o600
+        await box.fs.write_bytes("empty", b"")
+        assert await box.fs.read_bytes("empty") == b""
+        with pytest.raises(UnicodeDecodeError):
+            await box.fs.read_text("deep/er/data")
+
+
+async def test_files_belong_to_the_sandboxs_user() -> None:
+    async with sandkeep.create_sandbox() as box:
+        await box.fs.write_text("mine", "x")
+        done = await box.run_process("sh", ["-c", "test -O mine && echo yes"], capture_output=True)
+        assert done.stdout == b"yes\n"
+
+
+async def test_failures_say_what_and_where() -> None:
+    async with sandkeep.create_sandbox() as box:
+        await box.fs.mkdir("directory")
+        await box.fs.write_text("file", "")
+        with pytest.raises(PathNotFound) as missing:
+            await box.fs.read_bytes("missing")
+        assert missing.value.path == "missing" and missing.value.http_status == 404
+        with pytest.raises(IsDirectory):
+            await box.fs.read_bytes("directory")
+        with pytest.raises(NotDirectory):
+            await box.fs.listdir("file")
+        with pytest.raises(PathPermission):
+            await box.fs.write_text("/etc/hostname", "mine")
+        with pytest.raises(PathExists):
+            await box.fs.mkdir("directory")
+        with pytest.raises(PathNotFound):
+            await box.fs.mkdir("a/b/c")
+        with pytest.raises(PathNotFound):
+            await box.fs.remove("missing")
+        with pytest.raises(PathExists):
+            await box.fs.write_text("directory/inside", "")
+            await box.fs.remove("directory")
+
+
+async def test_directories_and_entries() -> None:
+    async with sandkeep.create_sandbox() as box:
+        fs = box.fs
+        await fs.mkdir("a/b", parents=True)
+        await fs.mkdir("a/b", parents=True, exist_ok=True)
+        await fs.mkdir("a", exist_ok=True)
+        await fs.write_text("a/f", "hello", mode=0o640)
+        await fs.symlink("a/link", "f")
+        assert [(entry.name, entry.kind.value) for entry in await fs.listdir("a")] == [
+            ("b", "directory"),
+            ("f", "file"),
+            ("link", "symlink"),
+        ]
+        assert await fs.readlink("a/link") == "f"
+        assert (await fs.stat("a/link")).is_file
+        link = await fs.stat("a/link", follow_symlinks=False)
+        assert link.is_symlink and link.target == "f"
+        found = await fs.stat("a/f")
+        assert (found.size, found.mode, found.name) == (5, 0o640, "f")
+        assert await fs.is_dir("a") and await fs.is_file("a/f") and not await fs.exists("a/g")
+        await fs.chmod("a/f", 0o755)
+        assert (await fs.stat("a/f")).mode == 0o755
+        assert await fs.copy("a/f", "c/d/f") == 5
+        assert (await fs.stat("c/d/f")).mode == 0o755
+        await fs.rename("c/d/f", "a/g")
+        assert await fs.read_text("a/g") == "hello"
+        await fs.remove("a", recursive=True)
+        await fs.remove("a", missing_ok=True)
+        assert not await fs.exists("a")
+
+
+async def test_walk_and_glob_see_the_tree() -> None:
+    async with sandkeep.create_sandbox() as box:
+        async with box.fs.batch() as batch:
+            for path in ("t/a.py", "t/b.txt", "t/sub/c.py", "t/sub/deep/d.py", "t/skip/e.py"):
+                batch.write_text(path, path)
+        seen = []
+        async for at, directories, others in box.fs.walk("t"):
+            directories[:] = [entry for entry in directories if entry.name != "skip"]
+            seen.append((at, [entry.name for entry in others]))
+        assert seen == [("t", ["a.py", "b.txt"]), ("t/sub", ["c.py"]), ("t/sub/deep", ["d.py"])]
+        assert await box.fs.glob("*.py", "t") == ["a.py"]
+        assert await box.fs.glob("**/*.py", "t") == ["a.py", "skip/e.py", "sub/c.py", "sub/deep/d.py"]
+        assert await box.fs.glob("sub/*", "t") == ["sub/c.py", "sub/deep"]
+        with pytest.raises(InvalidRequest):
+            await box.fs.glob("/etc/*")
+
+
+async def test_a_batch_is_sent_when_it_is_left_and_not_when_that_is_by_an_error() -> None:
+    async with sandkeep.create_sandbox() as box:
+        async with box.fs.batch() as batch:
+            batch.write_text("run.sh", "echo batched", mode=0o755)
+            batch.write_bytes("/tmp/elsewhere", b"absolute")
+            assert len(batch) == 2
+        assert (await box.run_process("sh", ["run.sh"], capture_output=True)).stdout == b"batched\n"
+        assert (await box.fs.stat("run.sh")).mode == 0o755
+        assert await box.fs.read_text("/tmp/elsewhere") == "absolute"
+        with pytest.raises(ZeroDivisionError):
+            async with box.fs.batch() as batch:
+                batch.write_text("never", "")
+                raise ZeroDivisionError
+        assert not await box.fs.exists("never")
+        with pytest.raises(InvalidRequest):
+            batch.write_text("../out", "")
+
+
+async def test_open_streams_both_ways_and_a_file_appears_when_it_is_complete() -> None:
+    async with sandkeep.create_sandbox() as box:
+        piece = EVERY_BYTE * 4096
+        async with box.fs.open("big", "wb") as out:
+            for _ in range(9):
+                await out.write(piece)
+            assert not await box.fs.exists("big")
+        assert (await box.fs.stat("big")).size == 9 << 20
+        async with box.fs.open("big", "rb") as source:
+            assert await source.read(100) == piece[:100]
+            total = 100
+            async for chunk in source.chunks():
+                total += len(chunk)
+        assert total == 9 << 20
+        with pytest.raises(ZeroDivisionError):
+            async with box.fs.open("big", "wb") as out:
+                for _ in range(5):
+                    await out.write(piece)
+                raise ZeroDivisionError
+        assert (await box.fs.stat("big")).size == 9 << 20
+        assert [entry.name for entry in await box.fs.listdir(".")] == ["big"], "no draft is left"
+
+
+async def test_open_reads_and_writes_text_by_lines() -> None:
+    async with sandkeep.create_sandbox() as box:
+        async with box.fs.open("notes", "w") as out:
+            await out.write("eins\nzwei ü\n")
+        async with box.fs.open("notes", "a") as out:
+            await out.write("drei")
+        async with box.fs.open("notes") as source:
+            assert [line async for line in source] == ["eins\n", "zwei ü\n", "drei"]
+        with pytest.raises(PathExists):
+            await box.fs.open("notes", "x")
+        with pytest.raises(PathNotFound):
+            await box.fs.open("missing")
+        raw = await box.fs.open("notes", "rb")
+        assert await raw.readline() == b"eins\n"
+        await raw.aclose()
+
+
+async def test_a_file_goes_up_and_comes_down_with_its_mode(tmp_path: Path) -> None:
+    here = tmp_path / "tool"
+    here.write_bytes(EVERY_BYTE * 5000)
+    here.chmod(0o750)
+    steps: list[sandkeep.Transferred] = []
+    async with sandkeep.create_sandbox() as box:
+        done = await box.fs.upload(here, "bin/tool", progress=steps.append)
+        assert (done.files, done.bytes) == (1, 1280000) and steps[-1].bytes == 1280000
+        assert (await box.fs.stat("bin/tool")).mode == 0o750
+        back = await box.fs.download("bin/tool", tmp_path / "below" / "tool")
+        assert back.bytes == 1280000
+        assert (tmp_path / "below/tool").read_bytes() == here.read_bytes()
+        assert (tmp_path / "below/tool").stat().st_mode & 0o777 == 0o750
+        with pytest.raises(PathNotFound):
+            await box.fs.download("missing", tmp_path / "missing")
+        with pytest.raises(FileNotFoundError):
+            await box.fs.upload(tmp_path / "missing", "missing")
+        assert sorted(os.listdir(tmp_path)) == ["below", "tool"]
+
+
+async def test_a_tree_goes_up_and_comes_down_with_modes_links_and_patterns(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "sub/empty").mkdir(parents=True)
+    (source / "run").write_text("#!/bin/sh\n")
+    (source / "run").chmod(0o755)
+    (source / "sub/ünï").write_text("names")
+    (source / "sub" / ("long" * 40)).write_text("long names")
+    (source / "link").symlink_to("sub/ünï")
+    (source / "cache").mkdir()
+    (source / "cache/junk").write_text("junk")
+    (source / "x.pyc").write_text("junk")
+    async with sandkeep.create_sandbox() as box:
+        done = await box.fs.upload(source, "project", ignore=["cache", "*.pyc"])
+        assert done.files == 3
+        assert (await box.fs.stat("project/run")).mode == 0o755
+        assert await box.fs.read_text("project/link") == "names"
+        assert not await box.fs.exists("project/cache") and not await box.fs.exists("project/x.pyc")
+        await box.fs.write_text("project/sub/left.pyc", "junk")
+        back = await box.fs.download("project", tmp_path / "back", ignore=["*.pyc"])
+        assert back.files == 3
+        assert (await box.fs.upload(source, "/tmp/absolute")).files == 5
+        assert await box.fs.is_dir("/tmp/absolute/sub/empty")
+    copy = tmp_path / "back"
+    assert sorted(path.relative_to(copy).as_posix() for path in copy.rglob("*")) == sorted(
+        ["link", "run", "sub", "sub/empty", "sub/" + "long" * 40, "sub/ünï"]
+    )
+    assert (copy / "run").stat().st_mode & 0o777 == 0o755
+    assert os.readlink(copy / "link") == "sub/ünï"
+
+
+async def test_a_thousand_files_go_up_and_come_down(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for number in range(1000):
+        path = source / f"d{number % 20}" / f"f{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"file {number}")
+    async with sandkeep.create_sandbox() as box:
+        assert (await box.fs.upload(source, "many")).files == 1000
+        assert (await box.fs.download("many", tmp_path / "back")).files == 1000
+        async with box.fs.batch() as batch:
+            for number in range(1000):
+                batch.write_text(f"batched/{number}", str(number))
+        assert len(await box.fs.listdir("batched")) == 1000
+    for number in range(1000):
+        assert (tmp_path / f"back/d{number % 20}/f{number}").read_text() == f"file {number}"
+
+
+async def test_changes_are_seen() -> None:
+    async with sandkeep.create_sandbox() as box:
+        await box.fs.write_text("w/old", "1")
+        await box.fs.write_text("w/gone", "1")
+        writer = await box.create_process(
+            "sh", ["-c", "sleep 0.5; echo longer > w/old; rm w/gone; mkdir w/sub; touch w/sub/new"]
+        )
+        seen: set[tuple[str, str]] = set()
+        expected = {
+            ("w/old", "changed"),
+            ("w/gone", "removed"),
+            ("w/sub", "created"),
+            ("w/sub/new", "created"),
+        }
+        watching = box.fs.watch("w", interval=0.05)
+        async for changes in watching:
+            seen |= {(change.path, change.kind) for change in changes}
+            if expected <= seen:
+                break
+        await watching.aclose()
+        assert await writer.wait() == 0
+
+
+async def test_a_stopped_sandbox_is_resumed_for_files(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/f").write_text("x")
+    async with sandkeep.create_sandbox() as box:
+        await box.stop()
+        await box.fs.upload(tmp_path / "tree", "tree")
+        await box.stop()
+        await box.fs.download("tree", tmp_path / "back")
+        await box.stop()
+        async with box.fs.open("tree/f") as source:
+            assert await source.read() == "x"
+        assert (tmp_path / "back/f").read_text() == "x"

@@ -1,0 +1,243 @@
+"""Processes: as ``subprocess`` has them, with output that is exact and stays."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+
+import sandkeep
+from sandkeep.errors import (
+    ExecutableNotFound,
+    InvalidRequest,
+    NotFound,
+    PathExists,
+    ProcessFailed,
+    ProcessTimeout,
+    StdinUnavailable,
+)
+
+pytestmark = pytest.mark.anyio
+
+EVERY_BYTE = bytes(range(256))
+PRINT_EVERY_BYTE = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
+
+
+async def test_a_process_is_run_to_its_end() -> None:
+    async with sandkeep.create_sandbox() as box:
+        done = await box.run_process("sh", ["-c", "echo out; echo err >&2; exit 3"], capture_output=True)
+        assert (done.returncode, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
+        assert (done.command, done.args) == ("sh", ("-c", "echo out; echo err >&2; exit 3"))
+        assert (await box.run_process("true")).stdout is None, "not captured"
+
+
+async def test_check_raises_with_command_code_and_the_end_of_the_output() -> None:
+    async with sandkeep.create_sandbox() as box:
+        for captured in (True, False):
+            with pytest.raises(ProcessFailed) as failed:
+                script = "echo working; echo broken >&2; exit 7"
+                await box.run_process("sh", ["-c", script], check=True, capture_output=captured)
+            assert failed.value.command == "sh" and failed.value.returncode == 7
+            assert (failed.value.stdout, failed.value.stderr) == (b"working\n", b"broken\n")
+            assert "broken" in str(failed.value) and failed.value.code == "process_failed"
+        done = await box.run_process("false", capture_output=True)
+        with pytest.raises(ProcessFailed):
+            done.check_returncode()
+
+
+async def test_output_that_is_not_text_is_exact() -> None:
+    async with sandkeep.create_sandbox() as box:
+        done = await box.run_process("python3", ["-c", PRINT_EVERY_BYTE], capture_output=True)
+        assert done.stdout == EVERY_BYTE * 1000
+        assert "\ufffd" in done.stdout_text
+        process = await box.create_process("python3", ["-c", PRINT_EVERY_BYTE])
+        assert await process.stdout.read() == EVERY_BYTE * 1000
+
+
+async def test_input_is_read_to_its_end() -> None:
+    async with sandkeep.create_sandbox() as box:
+        data = EVERY_BYTE * 8192
+        done = await box.run_process("cat", input=data, capture_output=True)
+        assert done.stdout == data
+        assert (await box.run_process("cat", input="täxt", capture_output=True)).stdout_text == "täxt"
+        assert (await box.run_process("cat", capture_output=True)).stdout == b"", "empty without input"
+        assert (await box.run_process("true", input=data)).returncode == 0, "reading it is not required"
+
+
+async def test_where_with_what_and_as_whom() -> None:
+    async with sandkeep.create_sandbox(env={"A": "sandbox", "B": "sandbox"}) as box:
+        await box.fs.mkdir("below")
+        show = ["-c", "pwd; echo $A $B; id -u"]
+        done = await box.run_process("sh", show, cwd="below", env={"B": "process"}, capture_output=True)
+        where, variables, uid = done.stdout_text.split("\n")[:3]
+        assert where == f"{box.cwd}/below" and variables == "sandbox process" and uid != "0"
+        done = await box.run_process("id", ["-u"], sudo=True, capture_output=True)
+        assert done.stdout == b"0\n"
+
+
+async def test_a_missing_program_is_an_error_of_its_own() -> None:
+    async with sandkeep.create_sandbox() as box:
+        with pytest.raises(ExecutableNotFound):
+            await box.run_process("no-such-program")
+        with pytest.raises(InvalidRequest, match="args"):
+            await box.run_process("echo", "not a list")
+
+
+async def test_a_timeout_kills_and_keeps_what_was_printed() -> None:
+    async with sandkeep.create_sandbox() as box:
+        began = time.monotonic()
+        with pytest.raises(ProcessTimeout) as late:
+            script = "echo so far; sleep 60"
+            await box.run_process("sh", ["-c", script], timeout=0.5, capture_output=True)
+        assert time.monotonic() - began < 10
+        assert late.value.stdout == b"so far\n" and late.value.timeout == 0.5
+        process = await box.get_process(late.value.process)
+        assert await process.wait(timeout=5) == 137
+
+
+async def test_kill_after_ends_it_from_the_other_side_with_its_output() -> None:
+    async with sandkeep.create_sandbox() as box:
+        done = await box.run_process(
+            "sh",
+            ["-c", "echo so far; sleep 60 & sleep 60"],
+            kill_after=timedelta(seconds=0.5),
+            capture_output=True,
+        )
+        assert (done.returncode, done.stdout) == (137, b"so far\n")
+
+
+async def test_a_handle_waits_polls_and_signals() -> None:
+    async with sandkeep.create_sandbox() as box:
+        process = await box.create_process("sleep", ["60"])
+        assert process.returncode is None and await process.poll() is None
+        with pytest.raises(ProcessTimeout):
+            await process.wait(timeout=0.2)
+        await process.terminate()
+        assert await process.wait() == 143
+        await process.kill()
+        assert process.returncode == 143, "it had ended"
+        ended = await box.create_process("sh", ["-c", "trap 'exit 5' USR1; while :; do sleep 0.05; done"])
+        await box.run_process("sleep", ["0.2"])
+        await ended.send_signal("usr1")
+        assert await ended.wait(timeout=10) == 5
+        with pytest.raises(InvalidRequest):
+            await ended.send_signal("nonsense")
+
+
+async def test_streams_are_read_while_it_runs() -> None:
+    async with sandkeep.create_sandbox() as box:
+        script = "for i in 1 2 3; do read line; echo got $line; echo note $i >&2; done"
+        async with await box.create_process("sh", ["-c", script], stdin=True) as process:
+            assert process.stdin is not None
+            lines = process.stdout.text()
+            for word in ("one", "two", "three"):
+                await process.stdin.write(f"{word}\n")
+                assert await lines.readline() == f"got {word}\n"
+            await process.stdin.aclose()
+            assert await lines.readline() == ""
+            assert await process.stderr.read() == b"note 1\nnote 2\nnote 3\n"
+            assert await process.wait() == 0
+
+
+async def test_streams_end_although_a_child_holds_them() -> None:
+    async with sandkeep.create_sandbox() as box:
+        process = await box.create_process("sh", ["-c", "sleep 60 & echo done"])
+        assert [line async for line in process.stdout] == [b"done\n"]
+
+
+async def test_communicate_returns_everything_and_keeps_it_on_a_timeout() -> None:
+    async with sandkeep.create_sandbox() as box:
+        process = await box.create_process("sh", ["-c", "cat; echo end >&2"], stdin=True)
+        assert await process.communicate(b"input") == (b"input", b"end\n")
+        process = await box.create_process("sh", ["-c", "echo early; sleep 60"])
+        with pytest.raises(ProcessTimeout) as late:
+            await process.communicate(timeout=0.3)
+        assert late.value.stdout == b"early\n"
+        assert await process.poll() is None, "communicate does not kill"
+        with pytest.raises(StdinUnavailable):
+            await process.communicate(b"input")
+        await process.kill()
+
+
+async def test_the_log_is_read_from_any_offset_any_number_of_times_and_after_the_session() -> None:
+    async with sandkeep.create_sandbox() as box:
+        process = await box.create_process(
+            "sh", ["-c", "echo one; sleep 0.1; echo two >&2; sleep 0.1; echo 3"]
+        )
+        first = [chunk async for chunk in process.output()]
+        streams = [chunk.stream.value for chunk in first if isinstance(chunk, sandkeep.OutputChunk)]
+        assert streams == ["stdout", "stderr", "stdout"]
+        assert [chunk.offset for chunk in first] == [0, 4, 8]
+        await box.stop()
+        again = await box.get_process(process.id)
+        assert [chunk async for chunk in again.output(offset=4)] == first[1:]
+        assert [chunk async for chunk in again.output(follow=False)] == first
+        assert again.returncode == 0 and again.duration is not None
+        assert box.status is sandkeep.SessionStatus.STOPPED, "looking resumes nothing"
+
+
+async def test_processes_are_found_again_by_id_in_whatever_session() -> None:
+    async with sandkeep.create_sandbox() as box:
+        process = await box.create_process("echo", ["hello"])
+        assert [found.id for found in await box.processes()] == [process.id]
+        session = box.current_session.id
+        await box.stop()
+        await box.run_process("true")
+        found = await box.get_process(process.id)
+        assert (found.session_id, found.command, found.args) == (session, "echo", ("hello",))
+        assert await found.stdout.read() == b"hello\n"
+        assert [old.id for old in await box.processes(session_id=session)] == [process.id]
+        with pytest.raises(NotFound):
+            await box.get_process("cmd_nothing")
+
+
+async def test_a_process_belongs_to_its_session() -> None:
+    async with sandkeep.create_sandbox() as box:
+        process = await box.create_process("sleep", ["60"])
+        await box.stop()
+        await box.resume()
+        assert await process.poll() is not None
+        assert process.status is sandkeep.ProcessStatus.LOST
+        with pytest.raises(NotFound):
+            await box.get_process(process.id, session_id=box.current_session.id)
+
+
+async def test_users_have_their_own_files_and_processes() -> None:
+    async with sandkeep.create_sandbox() as box:
+        alice = await box.create_user("alice")
+        with pytest.raises(PathExists):
+            await box.create_user("alice")
+        done = await alice.run_process("id", ["-un"], capture_output=True, check=True)
+        assert done.stdout == b"alice\n"
+        await alice.fs.write_text("/home/alice/secret", "mine", mode=0o600)
+        owner = await box.run_process(
+            "stat", ["-c", "%U", "/home/alice/secret"], sudo=True, capture_output=True
+        )
+        assert owner.stdout == b"alice\n"
+        async with alice.fs.batch() as batch:
+            batch.write_text("/home/alice/a/b", "batched")
+        assert await box.as_user("alice").fs.read_text("/home/alice/a/b") == "batched"
+
+
+async def test_a_terminal_echoes_resizes_and_ends() -> None:
+    async with sandkeep.create_sandbox() as box, box.open_interactive("sh", columns=100, rows=30) as terminal:
+        await terminal.write("stty size; exit 4\n")
+        shown = b"".join([piece async for piece in terminal])
+        assert b"30 100" in shown
+        assert terminal.returncode == 4 and await terminal.wait() == 4
+
+
+async def test_a_terminal_is_told_its_new_size_and_hung_up_on_exit() -> None:
+    async with sandkeep.create_sandbox() as box:
+        async with box.open_interactive(
+            "sh", ["-c", "trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done"]
+        ) as terminal:
+            shown = b""
+            while b"ready" not in shown:
+                shown += await terminal.read()
+            await terminal.resize(columns=44, rows=11)
+            while b"11 44" not in shown:
+                shown += await terminal.read()
+        process = (await box.processes())[0]
+        assert await process.wait(timeout=10) != 0
