@@ -52,11 +52,11 @@ MAY_IMPORT = {
     "host": {"supervisor", "linux"},
     "wire": set[str](),
     "store": set[str](),
-    "net": {"linux"},
-    "engine": {"host", "store", "net"},
-    "server": {"engine", "wire"},
-    "sdk": {"wire"},
-    "cli": {"host", "supervisor", "linux"},
+    "net": {"linux", "wire", "supervisor"},
+    "engine": {"host", "store", "net", "wire", "linux", "supervisor"},
+    "server": {"engine", "store", "net", "wire", "supervisor"},
+    "sdk": {"wire", "__version__"},
+    "cli": {"sync", "server", "store", "host", "linux"},
 }
 # Slow to import or meant for other jobs; a fork of the zygote pays for every module it holds.
 TOO_HEAVY = {
