@@ -30,11 +30,15 @@ from sandkeep.host.storage import Storage
 WARM_UP = 5
 SUBPROCESS, BWRAP, RUNC, RUNC_EXEC = "subprocess.run echo", "bwrap echo", "runc run echo", "runc exec echo"
 CREATE, FIRST, EXEC, STOP = "create", "create + first output", "run echo in a session", "stop"
+IDLE = "create after a pause"
+PAUSE = 0.1
+"""Long enough for the kernel to leave the state in which moving a process between v1 groups is cheap."""
 PUBLISH, RESUME = "publish (snapshot of a stopped session)", "resume (create from a layer)"
 COMPARED = {
     CREATE: (BWRAP, RUNC),
     FIRST: (BWRAP, RUNC),
     EXEC: (SUBPROCESS, RUNC_EXEC),
+    IDLE: (CREATE,),
     RESUME: (CREATE,),
 }
 
@@ -124,6 +128,8 @@ class Bench:
             first = await self.create(self.rootfs)
             await self.echo(first, "first", whole=False)
         await self.remove(first)
+        await asyncio.sleep(PAUSE)
+        await self.remove(await times.wait(IDLE, self.create(self.rootfs)))
 
     async def resume(self, layer: str) -> SessionRef:
         rootfs, _ = await self.storage.rootfs("host", layer=layer)
