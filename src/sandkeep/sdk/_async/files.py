@@ -253,7 +253,7 @@ class Files:
             PathNotFound: it is not there.
             PathExists: the directory is not empty.
         """
-        await self._do("remove", path, recursive=recursive, missing_ok=missing_ok)
+        await self._do("remove", path, recursive=recursive, missingOk=missing_ok)
 
     async def copy(self, path: str, target: str) -> int:
         """Copy a file with its mode; missing parent directories are made.
