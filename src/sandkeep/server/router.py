@@ -43,6 +43,9 @@ class Table:
     def route(self, method: str, *paths: str, **described: Any) -> Callable[[Handler], Handler]:
         """Answer ``method`` on each path with the decorated handler, named after it in the document."""
 
+        if "request" in described:
+            described["errors"] = tuple(dict.fromkeys((*described["errors"], "payload_too_large")))
+
         def register(handler: Handler) -> Handler:
             for index, path in enumerate(paths):
                 name = handler.__name__ if index == 0 else f"{handler.__name__}_{index + 1}"

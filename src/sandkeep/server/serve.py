@@ -155,13 +155,16 @@ class _Running:
         url = None if tcp is None else _url(tcp)
         app = self._app(engine, tcp)
         serving = [self._listen(app, sock) for sock in (unix, tcp) if sock is not None]
+        idle: asyncio.Task[None] | None = None
         try:
             await self._started(serving)
             self._announce(url)
             if options.idle_exit is not None:
-                serving.append(asyncio.create_task(self._exit_when_idle(engine, options.idle_exit)))
+                idle = asyncio.create_task(self._exit_when_idle(engine, options.idle_exit), name="idle")
             await self._stop.wait()
         finally:
+            if idle is not None:
+                idle.cancel()
             self._log("stopping", why=self._why)
             for listener in self._listeners:
                 listener.should_exit = True
@@ -239,7 +242,7 @@ class _Running:
     async def _exit_when_idle(self, engine: Engine, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         since = loop.time()
-        while not self._stop.is_set():
+        while True:
             await asyncio.sleep(min(_IDLE_LOOK_SECONDS, seconds))
             connected = any(listener.server_state.connections for listener in self._listeners)
             if connected or engine.store.sessions.active_on_host(engine.driver.host):
