@@ -8,20 +8,25 @@ network. netd outlives the engine: opening a data directory first looks for one 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import json
 import os
+import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sandkeep import __version__
+from sandkeep.engine import keys
 from sandkeep.engine.names import new_id
 from sandkeep.errors import HostCannot, NotFound, SandkeepError, SessionStopped, TransportError, from_json
 from sandkeep.linux import sockets
 from sandkeep.net import netd, policy
 from sandkeep.net.channel import Channel
 from sandkeep.net.resolver import name_servers
-from sandkeep.store.rows import ACTIVE, Session, SessionStatus
+from sandkeep.store.rows import ACTIVE, Sandbox, Session, SessionStatus
 from sandkeep.types import NetworkPolicy
 
 if TYPE_CHECKING:
@@ -33,6 +38,16 @@ _BACKOFF: Final = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
 _RESOLV_CONF: Final = "/etc/resolv.conf"
 
 
+class Route(NamedTuple):
+    """Where a port of a sandbox is reached from outside."""
+
+    port: int
+    subdomain: str
+    url: str
+    token: str | None
+    """To be sent as ``x-sandkeep-token``, or once as the parameter ``sandkeep_token``."""
+
+
 class Network:
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -40,8 +55,10 @@ class Network:
         self._starting: asyncio.Task[Channel] | None = None
         self._closing = False
         self._name_servers: list[str] = []
+        self._ingress_known = False
         self._known: set[str] = set()
         """Sessions the netd being introduced already serves."""
+        self._ingress: list[Any] | None = None
         self.pid: int | None = None
         """Of the netd in use."""
 
@@ -97,6 +114,8 @@ class Network:
             return None
         self.pid = channel.peer()[0]
         self._known = set(hello["sessions"])
+        self._ingress_known = hello["ingress"] is not None
+        self._ingress = hello["ingress"] or self._ingress
         if hello["confinement"]:
             self._context.log("netd is less confined than it could be", absent=hello["confinement"])
         return channel
@@ -121,6 +140,8 @@ class Network:
 
     async def _introduce(self, channel: Channel) -> None:
         """Tell a netd how things are: settings, and every running session with its policy."""
+        if not self._ingress_known:
+            await self._open_ingress(channel)
         await self._configure(channel)
         # Those still starting too: they may have registered with a netd that is gone.
         active = [
@@ -131,6 +152,7 @@ class Network:
         for session in active:
             if session.id in self._known:
                 await self._ask(channel, "update", session=session.id, policy=session.network_policy)
+                await self._publish(channel, session)
                 continue
             try:
                 await self._register(channel, session)
@@ -148,7 +170,7 @@ class Network:
             name_servers=self._name_servers,
             names={name: list(addresses) for name, addresses in settings.names.items()},
             allowed=list(settings.allowed),
-            own_ports=list(settings.own_ports),
+            own_ports=[*settings.own_ports, *(self._ingress or [])[1:]],
             limits={
                 "connections": settings.connections,
                 "dns_rate": settings.dns_rate,
@@ -224,6 +246,7 @@ class Network:
         finally:
             for fd in fds:
                 os.close(fd)
+        await self._publish(channel, session)
 
     async def set_policy(self, session: Session) -> None:
         """Put the policy of a session's row in force, for what is open too."""
@@ -245,6 +268,70 @@ class Network:
         except TransportError:
             pass  # then netd has forgotten everything
 
+    # --- ports -------------------------------------------------------------------------------------------
+
+    def routes(self, sandbox: Sandbox) -> list[Route]:
+        """Where each port of a sandbox is reached while it runs. The same for every session of it."""
+        settings = self._context.settings.network
+        found = []
+        for port in sandbox.ports:
+            subdomain = _subdomain(sandbox, port)
+            if settings.ingress_domain is not None:
+                url = f"https://{subdomain}.{settings.ingress_domain}"
+            else:
+                number = self._ingress[1] if self._ingress is not None else settings.ingress_port
+                url = f"http://{subdomain}.localhost:{number}"
+            found.append(Route(port, subdomain, url, self._token(subdomain)))
+        return found
+
+    def _token(self, subdomain: str) -> str | None:
+        if not self._context.settings.network.protect_routes:
+            return None
+        key = keys.derive(self._context.data_dir, "route tokens")
+        return hmac.new(key, subdomain.encode(), hashlib.sha256).hexdigest()
+
+    async def publish(self, session: Session) -> None:
+        """Make the ports of a session's sandbox reachable, and no others."""
+        try:
+            await self._publish(await self.ready(), session)
+        except TransportError:
+            await self.ready()  # the next netd reads the row
+
+    async def _publish(self, channel: Channel, session: Session) -> None:
+        if session.sandbox is None:
+            return
+        sandbox = self._context.store.sandboxes.find_by_id(session.project, session.sandbox)
+        routes = self.routes(sandbox) if sandbox is not None else []
+        published = {route.subdomain: (route.port, route.token) for route in routes}
+        await self._ask(channel, "routes", session=session.id, routes=published)
+
+    async def _open_ingress(self, channel: Channel) -> None:
+        settings = self._context.settings.network
+        port = self._ingress[1] if self._ingress is not None else settings.ingress_port
+        domains = ["localhost", *filter(None, [settings.ingress_domain])]
+        with _listen(settings.ingress_address, port) as listener:
+            answer = await self._ask(channel, "ingress", [listener.fileno()], domains=domains)
+        self._ingress = answer["address"]
+
+    async def _give_sockets(self, body: dict[str, Any]) -> None:
+        """netd wants to reach into a session's network."""
+        channel, request = self._channel, body["id"]
+        session = self._context.store.sessions.find(str(body["session"]))
+        if channel is None:
+            return
+        fds: list[int] = []
+        try:
+            if session is None:
+                raise NotFound("no such session", kind="session", name=str(body["session"]))
+            ref = self._context.ref(session)
+            fds = await self._context.driver.sockets(ref, count=body["count"], family=body["family"])
+            channel.answer(request, {}, fds)
+        except SandkeepError as error:
+            channel.refuse(request, error)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
     # --- what netd tells ---------------------------------------------------------------------------------
 
     def _on_message(self, body: dict[str, Any], fds: list[int]) -> None:
@@ -252,6 +339,8 @@ class Network:
             os.close(fd)
         if body.get("notice") == "report":
             self._write_down(body)
+        elif body.get("op") == "sockets":
+            self._context.spawn(self._give_sockets(body), "sockets for netd")
 
     def _write_down(self, report: dict[str, Any]) -> None:
         store = self._context.store
@@ -288,6 +377,30 @@ class Network:
                         ingress_bytes=found.ingress_bytes + received,
                         egress_bytes=found.egress_bytes + sent,
                     )
+
+
+def _subdomain(sandbox: Sandbox, port: int) -> str:
+    """Readable, one label of a host name, and no other sandbox's: names are only unique in a project."""
+    readable = sandbox.name.lower().replace("_", "-").strip("-")[:32].strip("-") or "sandbox"
+    digest = base64.b32encode(hashlib.sha256(sandbox.id.encode()).digest()).decode().lower()
+    return f"{readable}-{port}-{digest[:12]}"
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """A listening socket, on another port if that one is in use."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address, port))
+        except OSError:
+            sock.bind((address, 0))
+        sock.listen(1024)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _machine_name_servers() -> list[str]:

@@ -271,7 +271,15 @@ class Sandboxes:
             updated = self._store.sandboxes.update(project, name, now_ms=self._context.now_ms(), **wanted)
             if "retention" in changes or "snapshot_expiration" in changes:
                 await self._snapshots.apply_retention(updated)
+            if "ports" in changes:
+                await self._publish_ports(updated)
             return updated
+
+    async def _publish_ports(self, sandbox: Sandbox) -> None:
+        """Ports come and go while a session runs."""
+        active = self._store.sessions.active(sandbox.project, sandbox.id)
+        if active is not None and active.status is SessionStatus.RUNNING:
+            await self._context.network.publish(active)
 
     async def set_policy(self, project: str, session: str, policy: NetworkPolicy) -> Session:
         """Change what the running session may reach."""

@@ -39,6 +39,13 @@ class NetworkSettings:
     """Open at once, per session."""
     dns_rate: float = 200
     """Queries per second and session."""
+    ingress_address: str = "127.0.0.1"
+    ingress_port: int = 4280
+    """Where requests to sandboxes' ports are taken; another one when it is in use, and 0 for any."""
+    ingress_domain: str | None = None
+    """A domain whose every subdomain leads to the ingress, behind something that speaks TLS."""
+    protect_routes: bool = False
+    """Only requests that show a route's token reach the port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

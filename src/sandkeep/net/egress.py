@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final, NamedTuple
@@ -152,6 +152,12 @@ class Egress:
         moved = [flow.moved() for flow in self._flows]
         received, sent = self._done
         return received + sum(item[0] for item in moved), sent + sum(item[1] for item in moved)
+
+    async def counted(self, body: AsyncIterator[bytes], *, into: bool) -> AsyncIterator[bytes]:
+        """A body on its way into or out of the session, counted."""
+        async for piece in body:
+            self._done = (self._done[0] + len(piece) * into, self._done[1] + len(piece) * (not into))
+            yield piece
 
     @property
     def connections(self) -> int:

@@ -24,12 +24,13 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from sandkeep import __version__
-from sandkeep.errors import InternalError, InvalidRequest, NotFound, SandkeepError
+from sandkeep.errors import InternalError, InvalidRequest, NotFound, SandkeepError, TransportError
 from sandkeep.linux import sockets, syscalls
 from sandkeep.net import confine
 from sandkeep.net.audit import Audit
 from sandkeep.net.channel import Channel
 from sandkeep.net.egress import Egress, Limits, World, adopt
+from sandkeep.net.ingress import Ingress
 from sandkeep.net.resolver import Resolver
 from sandkeep.types import NetworkPolicy
 from sandkeep.wire.policies import PolicyBody
@@ -45,6 +46,7 @@ _FIRST_WAIT: Final = 20.0
 _REPORT_SECONDS: Final = 0.05
 _TICK_SECONDS: Final = 2.0
 _BATCH: Final = 500
+_ENGINE_SECONDS: Final = 10.0
 _MOST_COMPLAINTS: Final = 200
 
 
@@ -76,6 +78,7 @@ class Daemon:
         self._reporting: asyncio.TimerHandle | None = None
         self._complaints = 0
         self.world = World(Resolver(), Audit(self._report_soon))
+        self.ingress = Ingress(self._egress_of, self._get_sockets)
 
     async def run(self) -> None:
         self._loop.set_exception_handler(self._complain)
@@ -86,6 +89,7 @@ class Daemon:
         await self._over.wait()
         for session in list(self._sessions):
             self._forget(session)
+        self.ingress.close()
         if self._channel is not None:
             self._channel.close()
 
@@ -148,6 +152,7 @@ class Daemon:
             "protocol": PROTOCOL,
             "version": __version__,
             "sessions": sorted(self._sessions),
+            "ingress": self.ingress.address,
             "confinement": self._absent,
         }
 
@@ -185,6 +190,7 @@ class Daemon:
         self._loop.remove_reader(found.leash)
         os.close(found.leash)
         found.egress.close()
+        self.ingress.forget(session)
         received, sent = found.new_bytes()
         before = self._ended_usage.get(session, (0, 0))
         self._ended_usage[session] = (before[0] + received, before[1] + sent)
@@ -204,6 +210,33 @@ class Daemon:
         self._forget(str(body["session"]))
         self._report()
         return {}
+
+    def _egress_of(self, session: str) -> Egress | None:
+        found = self._sessions.get(session)
+        return found.egress if found is not None else None
+
+    async def _get_sockets(self, session: str, family: int, count: int) -> list[int]:
+        """Sockets in a session's network: its supervisor makes them, when the engine asks it."""
+        if self._channel is None:
+            raise TransportError("no engine is there to ask for a connection")
+        request = self._channel.request("sockets", session=session, family=family, count=count)
+        _, fds = await asyncio.wait_for(request, _ENGINE_SECONDS)
+        return fds
+
+    def _routes(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        self._find(body)
+        self.ingress.publish(
+            str(body["session"]), {name: (int(port), token) for name, (port, token) in body["routes"].items()}
+        )
+        return {}
+
+    def _ingress(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Listen for requests to sessions' ports on a socket of the engine's, or no longer."""
+        if fds:
+            self.ingress.listen(socket.socket(fileno=os.dup(fds[0])), body["domains"])
+        else:
+            self.ingress.close_listener()
+        return {"address": self.ingress.address}
 
     def _stats(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         with_connections = {name: found.egress.connections for name, found in self._sessions.items()}
@@ -254,6 +287,8 @@ _OPERATIONS: Final[dict[str, Callable[[Daemon, dict[str, Any], list[int]], dict[
     "register": Daemon._register,
     "update": Daemon._update,
     "unregister": Daemon._unregister,
+    "routes": Daemon._routes,
+    "ingress": Daemon._ingress,
     "stats": Daemon._stats,
     "stop": Daemon._stop,
 }

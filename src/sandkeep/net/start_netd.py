@@ -5,7 +5,7 @@ Arguments: data directory, and where the starting program finds its packages.
 
 import sys
 
-sys.path[:0] = [path for path in sys.argv[2].split(":") if path.startswith("/") and path not in sys.path]
+sys.path.extend(path for path in sys.argv[2].split(":") if path.startswith("/"))
 
 from sandkeep.net.netd import main
 

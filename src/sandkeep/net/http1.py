@@ -1,0 +1,229 @@
+"""HTTP/1.1 on both sides of a proxy, parsed by h11.
+
+Stricter than h11 where servers are known to disagree with each other: a message with both a length and a
+transfer coding, several Host headers, or a target naming another host is refused, not repaired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import h11
+
+from sandkeep.net import http
+from sandkeep.net.http import BadMessage, Headers, Request, Respond, Response, Stream
+
+
+async def serve(stream: Stream, respond: Respond, *, scheme: bytes) -> None:
+    """Answer requests until either side ends. Does not close the stream."""
+    server = _Server(stream, scheme)
+    while await server.exchange(respond):
+        pass
+
+
+class _Server:
+    def __init__(self, stream: Stream, scheme: bytes) -> None:
+        self._stream = stream
+        self._scheme = scheme
+        self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=http.MOST_HEAD)
+
+    async def exchange(self, respond: Respond) -> bool:
+        """One request and its answer; whether another may follow."""
+        try:
+            event = await self._event(http.HEAD_SECONDS)
+            if not isinstance(event, h11.Request):
+                return False
+            request = self._request(event)
+        except h11.RemoteProtocolError as error:
+            await self._refuse(error.error_status_hint)
+            return False
+        except BadMessage as error:
+            await self._refuse(error.status)
+            return False
+        response = await respond(request)
+        try:
+            if response.upgraded is not None:
+                await self._upgrade(response)
+                return False
+            await self._send(request, response)
+        finally:
+            response.done()
+        if self._connection.our_state is not h11.DONE or self._connection.their_state is not h11.DONE:
+            return False
+        self._connection.start_next_cycle()
+        return True
+
+    async def _event(self, seconds: float) -> Any:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            event = self._connection.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            if self._connection.they_are_waiting_for_100_continue:
+                go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+                await self._stream.write(self._connection.send(go_on) or b"")
+            left = deadline - asyncio.get_running_loop().time()
+            self._connection.receive_data(await self._stream.read(max(left, 0)))
+
+    def _request(self, event: h11.Request) -> Request:
+        headers: Headers = [(bytes(name), bytes(value)) for name, value in event.headers]
+        names = [name for name, _ in headers]
+        if names.count(b"host") != 1:
+            raise BadMessage("exactly one Host")
+        if b"content-length" in names and b"transfer-encoding" in names:
+            raise BadMessage("a length and a transfer coding")
+        if event.method == b"CONNECT":
+            raise BadMessage("CONNECT is not for this server", 405)
+        authority, target = http.header(headers, b"host") or b"", bytes(event.target)
+        if not target.startswith(b"/") and target != b"*":
+            scheme, separator, rest = target.partition(b"://")
+            host, slash, path = rest.partition(b"/")
+            if not separator or scheme.lower() != self._scheme or host.lower() != authority.lower():
+                raise BadMessage("the target names another place than Host")
+            target = slash + path or b"/"
+        upgrade = http.header(headers, b"upgrade")
+        options = b",".join(value for name, value in headers if name == b"connection")
+        asked = {part.strip().lower() for part in options.split(b",")}
+        length = http.header(headers, b"content-length")
+        known = None if b"transfer-encoding" in names else int(length or 0)
+        end_to_end = http.end_to_end(headers)
+        return Request(
+            bytes(event.method),
+            target,
+            authority,
+            [(name, value) for name, value in end_to_end if name not in (b"host", b"expect")],
+            self._body(),
+            upgrade if upgrade is not None and b"upgrade" in asked else None,
+            known,
+        )
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        while True:
+            event = await self._event(http.STALL_SECONDS)
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+            else:
+                return
+
+    async def _send(self, request: Request, response: Response) -> None:
+        headers = http.end_to_end(response.headers)
+        bodiless = request.method == b"HEAD" or response.status in (204, 304)
+        if self._connection.their_state is h11.SEND_BODY and request.length != 0:
+            headers = [*headers, (b"connection", b"close")]
+        head = h11.Response(status_code=response.status, headers=headers)
+        await self._stream.write(self._connection.send(head) or b"")
+        if not bodiless:
+            async for piece in response.body:
+                await self._stream.write(self._connection.send(h11.Data(data=piece)) or b"")
+        end = h11.EndOfMessage(headers=response.trailers if self._is_chunked(headers) else [])
+        await self._stream.write(self._connection.send(end) or b"")
+
+    @staticmethod
+    def _is_chunked(headers: Headers) -> bool:
+        return http.header(headers, b"content-length") is None
+
+    async def _upgrade(self, response: Response) -> None:
+        assert response.upgraded is not None
+        head = h11.InformationalResponse(status_code=101, headers=response.headers)
+        await self._stream.write(self._connection.send(head) or b"")
+        early, _ = self._connection.trailing_data
+        if early:
+            await response.upgraded.write(early)
+        await http.join(self._stream, response.upgraded, lambda out, into: None)
+
+    async def _refuse(self, status: int) -> None:
+        if self._connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        headers = [(b"content-length", b"0"), (b"connection", b"close")]
+        data = self._connection.send(h11.Response(status_code=status, headers=headers)) or b""
+        await self._stream.write(data + (self._connection.send(h11.EndOfMessage()) or b""))
+
+
+# --- client --------------------------------------------------------------------------------------------
+
+
+async def send(stream: Stream, request: Request) -> Response:
+    """Pass a request on over a connection of its own; the response's ``done`` closes it."""
+    client = _Client(stream)
+    try:
+        return await client.send(request)
+    except BaseException:
+        client.close()
+        raise
+
+
+class _Client:
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=http.MOST_HEAD)
+        self._feeding: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        if self._feeding is not None:
+            self._feeding.cancel()
+        self._stream.close()
+
+    async def send(self, request: Request) -> Response:
+        headers = [(b"host", request.authority), *request.headers]
+        if request.upgrade is not None:
+            headers += [(b"connection", b"upgrade"), (b"upgrade", request.upgrade)]
+        else:
+            headers.append((b"connection", b"close"))
+        if request.length is None and http.header(headers, b"content-length") is None:
+            headers.append((b"transfer-encoding", b"chunked"))
+        head = h11.Request(method=request.method, target=request.target, headers=headers)
+        await self._stream.write(self._connection.send(head) or b"")
+        self._feeding = asyncio.create_task(self._feed(request), name="request body")
+        event = await self._event()
+        while isinstance(event, h11.InformationalResponse) and event.status_code != 101:
+            event = await self._event()
+        if isinstance(event, h11.InformationalResponse):
+            rest, _ = self._connection.trailing_data
+            if rest:
+                _unread(self._stream, rest)
+            fields = [(bytes(name), bytes(value)) for name, value in event.headers]
+            return Response(101, fields, upgraded=self._stream, done=self.close)
+        if not isinstance(event, h11.Response):
+            raise BadMessage("no response", 502)
+        fields = [(bytes(name), bytes(value)) for name, value in event.headers]
+        response = Response(event.status_code, http.end_to_end(fields), done=self.close)
+        response.body = self._body(response)
+        return response
+
+    async def _feed(self, request: Request) -> None:
+        try:
+            async for piece in request.body:
+                await self._stream.write(self._connection.send(h11.Data(data=piece)) or b"")
+            await self._stream.write(self._connection.send(h11.EndOfMessage()) or b"")
+        except (OSError, TimeoutError, h11.ProtocolError):
+            # A server may answer and close before it has read everything; its answer says how it went.
+            pass
+
+    async def _event(self) -> Any:
+        while True:
+            try:
+                event = self._connection.next_event()
+            except h11.RemoteProtocolError as error:
+                raise BadMessage(str(error), 502) from None
+            if event is not h11.NEED_DATA:
+                return event
+            self._connection.receive_data(await self._stream.read())
+
+    async def _body(self, response: Response) -> AsyncIterator[bytes]:
+        while True:
+            event = await self._event()
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                response.trailers += [(bytes(name), bytes(value)) for name, value in event.headers]
+                return
+            else:
+                raise BadMessage("the response ended early", 502)
+
+
+def _unread(stream: Stream, data: bytes) -> None:
+    """Put back what was read beyond the head of an upgraded connection."""
+    buffered = bytes(stream.reader._buffer)  # type: ignore[attr-defined]
+    stream.reader._buffer[:] = data + buffered  # type: ignore[attr-defined]

@@ -1,0 +1,277 @@
+"""Requests from outside to ports of sessions: HTTP by host name, WebSockets and endless streams included.
+
+Each request is routed by its own Host, not by the connection it came on: a proxy in front of us may send
+requests for many sandboxes over one connection. The first label names the route, and only names under our own
+domains count; there is no way to name a session but by a route the engine published for it.
+
+The session's port is reached over a socket made inside its network, so nothing has to listen for it on this
+machine. What the session answers is parsed and written anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from html import escape
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, urlencode
+
+from sandkeep.errors import SandkeepError
+from sandkeep.net import http, http1
+from sandkeep.net.egress import Egress
+from sandkeep.net.http import BadMessage, Request, Response
+from sandkeep.net.relay import keep_alive
+from sandkeep.net.sniff import host_name
+
+_MOST_CONNECTIONS: Final = 2048
+_MOST_PER_SESSION: Final = 256
+_POOL: Final = 8
+_CONNECT_SECONDS: Final = 5.0
+_TOKEN: Final = b"x-sandkeep-token"
+_PARAMETER: Final = "sandkeep_token"
+_COOKIE: Final = b"sandkeep_token"
+_LOOPBACK: Final = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+
+GetSockets = Callable[[str, int, int], Awaitable[list[int]]]
+"""Session, family and number to sockets made in its network."""
+
+
+class Route(NamedTuple):
+    session: str
+    port: int
+    token: str | None
+    """What a request must show, when the route is protected."""
+
+
+class Ingress:
+    def __init__(self, find: Callable[[str], Egress | None], get_sockets: GetSockets) -> None:
+        self._find = find
+        self._get_sockets = get_sockets
+        self._loop = asyncio.get_running_loop()
+        self._listener: socket.socket | None = None
+        self._domains: tuple[str, ...] = ()
+        self._routes: dict[str, Route] = {}
+        self._pools: dict[tuple[str, int], list[int]] = {}
+        self._busy: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- what the engine says ----------------------------------------------------------------------------
+
+    @property
+    def address(self) -> list[Any] | None:
+        return list(self._listener.getsockname()[:2]) if self._listener is not None else None
+
+    def listen(self, sock: socket.socket, domains: list[str]) -> None:
+        self.close_listener()
+        self._domains = tuple(domain.lower().strip(".") for domain in domains)
+        sock.setblocking(False)
+        self._listener = sock
+        self._loop.add_reader(sock.fileno(), self._accept, sock)
+
+    def close_listener(self) -> None:
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+
+    def publish(self, session: str, routes: dict[str, tuple[int, str | None]]) -> None:
+        """Make these the routes of a session, and no others."""
+        self._routes = {name: route for name, route in self._routes.items() if route.session != session}
+        for name, (port, token) in routes.items():
+            self._routes[name] = Route(session, port, token)
+
+    def forget(self, session: str) -> None:
+        self.publish(session, {})
+        for family in _LOOPBACK:
+            for fd in self._pools.pop((session, family), []):
+                os.close(fd)
+
+    def close(self) -> None:
+        self.close_listener()
+        for task in self._tasks:
+            task.cancel()
+
+    # --- requests ----------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            client, peer = listener.accept()
+        except OSError:
+            return
+        if len(self._tasks) >= _MOST_CONNECTIONS:
+            client.close()
+            return
+        client.setblocking(False)
+        task = asyncio.create_task(self._serve(client, peer[0]), name="ingress")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, client: socket.socket, peer: str) -> None:
+        keep_alive(client)
+        stream = await http.accepted(client)
+        try:
+            await http1.serve(stream, lambda request: self._respond(request, peer), scheme=b"http")
+        except (OSError, TimeoutError, BadMessage):
+            pass  # the client went away, or the session broke off in the middle of its answer
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] != "h11":
+                raise
+        finally:
+            stream.close()
+
+    def _route(self, authority: bytes) -> tuple[str, Route | None]:
+        name = host_name(authority) or ""
+        for domain in self._domains:
+            label = name.removesuffix(f".{domain}")
+            if label != name and "." not in label:
+                return label, self._routes.get(label)
+        return "", None
+
+    async def _respond(self, request: Request, peer: str) -> Response:
+        label, route = self._route(request.authority)
+        egress = self._find(route.session) if route is not None else None
+        if route is None or egress is None:
+            return _page(404, "No such sandbox port", "Nothing is published under this name.")
+        if route.token is not None:
+            refused = self._check_token(request, label, route.token)
+            if refused is not None:
+                return refused
+        if self._busy.get(route.session, 0) >= _MOST_PER_SESSION:
+            return _page(503, "Too many requests", "This sandbox has too many open requests.")
+        self._busy[route.session] = self._busy.get(route.session, 0) + 1
+        started = time.monotonic()
+        try:
+            response = await self._ask(request, route, peer, egress)
+        except BaseException:
+            self._leave(route.session)
+            raise
+        finish, path = response.done, request.target.split(b"?")[0].decode("latin-1")
+
+        def done() -> None:
+            finish()
+            self._leave(route.session)
+            egress.audit.record(
+                "network.ingress",
+                port=route.port,
+                method=request.method.decode("latin-1"),
+                path=path[:512],
+                status=response.status,
+                milliseconds=round((time.monotonic() - started) * 1000),
+            )
+
+        response.done = done
+        return response
+
+    def _leave(self, session: str) -> None:
+        self._busy[session] -= 1
+        if not self._busy[session]:
+            del self._busy[session]
+
+    async def _ask(self, request: Request, route: Route, peer: str, egress: Egress) -> Response:
+        try:
+            sock = await self._dial(route)
+        except (OSError, TimeoutError, SandkeepError):
+            why = f"Nothing is listening on port {route.port} in this sandbox."
+            return _page(502, "Port not answering", why)
+        forwarded = [
+            (b"x-forwarded-for", peer.encode()),
+            (b"x-forwarded-host", request.authority),
+            (b"x-forwarded-proto", http.header(request.headers, b"x-forwarded-proto") or b"http"),
+        ]
+        mine = {name for name, _ in forwarded} | {_TOKEN}
+        request.headers = [item for item in request.headers if item[0] not in mine] + forwarded
+        request.body = egress.counted(request.body, into=True)
+        try:
+            response = await http1.send(await http.connected(sock), request)
+        except (OSError, TimeoutError, BadMessage):
+            return _page(502, "Bad answer", f"What listens on port {route.port} did not answer with HTTP.")
+        response.body = egress.counted(response.body, into=False)
+        return response
+
+    async def _dial(self, route: Route) -> socket.socket:
+        """A connection to the port inside, whichever loopback address its server chose."""
+        failure: Exception = ConnectionRefusedError()
+        for family in _LOOPBACK:
+            sock = await self._socket(route.session, family)
+            try:
+                address = (_LOOPBACK[family], route.port)
+                await asyncio.wait_for(self._loop.sock_connect(sock, address), _CONNECT_SECONDS)
+            except (OSError, TimeoutError) as error:
+                sock.close()
+                failure = error
+                continue
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+        raise failure
+
+    async def _socket(self, session: str, family: int) -> socket.socket:
+        pool = self._pools.setdefault((session, family), [])
+        if not pool:
+            made = await self._get_sockets(session, family, _POOL)
+            if (session, family) not in self._pools:
+                for fd in made:
+                    os.close(fd)
+                raise ConnectionRefusedError("the session has ended")
+            pool += made
+        return socket.socket(fileno=pool.pop())
+
+    # --- protected routes --------------------------------------------------------------------------------
+
+    def _check_token(self, request: Request, label: str, token: str) -> Response | None:
+        """``None`` for a request that shows the token; then nothing of it reaches the session."""
+        path, mark, query = request.target.decode("latin-1").partition("?")
+        pairs = parse_qsl(query, keep_blank_values=True) if mark else []
+        shown = [value for name, value in pairs if name == _PARAMETER]
+        if shown and _same(shown[0], token):
+            # Keep it in a cookie of this name only, so that pages can load what they refer to.
+            rest = urlencode([pair for pair in pairs if pair[0] != _PARAMETER])
+            cookie = f"{_COOKIE.decode()}={token}; Path=/; HttpOnly; SameSite=Lax"
+            location = f"{path}?{rest}" if rest else path
+            headers = [(b"location", location.encode("latin-1")), (b"set-cookie", cookie.encode())]
+            return Response(302, [*headers, (b"content-length", b"0")])
+        given = http.header(request.headers, _TOKEN)
+        if given is None:
+            given = self._take_cookie(request)
+        if given is not None and _same(given.decode("latin-1"), token):
+            return None
+        del label
+        return _page(401, "Token required", "This sandbox port is protected.")
+
+    def _take_cookie(self, request: Request) -> bytes | None:
+        found: bytes | None = None
+        headers: http.Headers = []
+        for name, value in request.headers:
+            if name != b"cookie":
+                headers.append((name, value))
+                continue
+            kept = []
+            for part in value.split(b";"):
+                key, _, content = part.strip().partition(b"=")
+                if key == _COOKIE:
+                    found = content
+                else:
+                    kept.append(part.strip())
+            if kept:
+                headers.append((name, b"; ".join(kept)))
+        request.headers = headers
+        return found
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode("latin-1", "replace"), other.encode("latin-1", "replace"))
+
+
+def _page(status: int, title: str, text: str) -> Response:
+    body = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<body style="font-family: sans-serif; margin: 4em auto; max-width: 36em">'
+        f"<h1>{escape(title)}</h1><p>{escape(text)}</p></body></html>\n"
+    ).encode()
+    headers = [(b"content-type", b"text/html; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    return Response(status, [*headers, (b"cache-control", b"no-store")], http.just(body))
