@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import sys
 import textwrap
+from typing import TYPE_CHECKING
 
-from sandkeep.host.doctor import Report, probe
+from sandkeep.cli.ending import FAILED, Ended
+from sandkeep.cli.framework import App, command
+from sandkeep.cli.output import terminal_width
 from sandkeep.paths import data_directory
+
+if TYPE_CHECKING:
+    from sandkeep.host.doctor import Report
 
 
 def render(report: Report, width: int) -> str:
@@ -31,22 +35,18 @@ def render(report: Report, width: int) -> str:
     return "\n".join([*lines, "", verdict])
 
 
-def doctor_command(args: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="sandkeep doctor",
-        description="Try what sessions need and say what works, why not, and what to do. "
-        "Exit status 0 when sessions can run, 1 when they cannot.",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--data-dir", default=None, help="where sandboxes live (default: SANDKEEP_HOME)")
-    options = parser.parse_args(args)
-    report = probe(data_directory(options.data_dir))
-    if options.json:
-        print(json.dumps(report.to_json(), indent=2))
+@command("doctor", connection=False)
+def doctor(app: App) -> None:
+    """Try what sessions need and say what works, why not, and what to do.
+
+    Exit status 0 when sessions can run, 1 when they cannot.
+    """
+    from sandkeep.host.doctor import probe
+
+    report = probe(data_directory(app.data_dir))
+    if app.json:
+        app.out.json(report.to_json())
     else:
-        try:
-            width = os.get_terminal_size().columns
-        except OSError:
-            width = 110
-        print(render(report, width))
-    return 0 if report.can_run else 1
+        app.out.line(render(report, terminal_width(sys.stdout) or 110))
+    if not report.can_run:
+        raise Ended(FAILED)

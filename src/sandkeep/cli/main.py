@@ -1,7 +1,8 @@
 """Entry point of ``sandkeep``: a table of commands, each imported only when it is the one asked for.
 
-A command is a function of the arguments after its name that returns an exit status. Typed errors end here, as
-one line on standard error with the hint below it; anything else is a bug and keeps its traceback.
+A command is a :mod:`click` command in the module of its noun. The table alone answers ``--help``,
+``--version`` and mistyped names, so those need neither click nor the SDK. How commands end, well or not, is
+in :mod:`sandkeep.cli.ending`.
 """
 
 from __future__ import annotations
@@ -10,73 +11,153 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import sandkeep
-from sandkeep.errors import InvalidRequest, SandkeepError
+
+if TYPE_CHECKING:
+    import click
 
 
 class Command(NamedTuple):
+    """Where a command is, and one line about it."""
+
     module: str
     function: str
     summary: str
+    section: str
 
+
+SANDBOXES, PROCESSES, SNAPSHOTS, STORAGE, SERVER, REST = (
+    "Sandboxes",
+    "Processes and files",
+    "Snapshots and history",
+    "Images and drives",
+    "Server",
+    "This program",
+)
 
 COMMANDS: Final = {
-    "run": Command("sandkeep.cli.run", "run_command", "run a command in a sandbox"),
-    "serve": Command("sandkeep.cli.serve", "serve_command", "serve the API, in the foreground"),
-    "token": Command("sandkeep.cli.token", "token_command", "make, list and revoke tokens for clients"),
-    "doctor": Command("sandkeep.cli.doctor", "doctor_command", "say what this machine can and cannot do"),
-    "version": Command("sandkeep.cli.main", "version_command", "print the version"),
+    "run": Command("run", "run", "run a command in a new or a named sandbox", SANDBOXES),
+    "sh": Command("create", "sh", "open a shell in a new or a named sandbox", SANDBOXES),
+    "create": Command("create", "create", "create a sandbox and start it", SANDBOXES),
+    "fork": Command("create", "fork", "make a new sandbox from the files of another", SANDBOXES),
+    "ls": Command("sandboxes", "ls", "list sandboxes", SANDBOXES),
+    "stop": Command("sandboxes", "stop", "stop sandboxes and keep their files", SANDBOXES),
+    "rm": Command("sandboxes", "rm", "remove sandboxes for good", SANDBOXES),
+    "config": Command("config", "config", "show and change how a sandbox is configured", SANDBOXES),
+    "exec": Command("execute", "exec_", "run a command in an existing sandbox", PROCESSES),
+    "connect": Command("execute", "connect", "open a shell in an existing sandbox", PROCESSES),
+    "ps": Command("processes", "ps", "list the processes of a sandbox", PROCESSES),
+    "logs": Command("processes", "logs", "show what a process printed", PROCESSES),
+    "kill": Command("processes", "kill", "send a signal to a process", PROCESSES),
+    "cp": Command("copy", "cp", "copy files and directories to and from a sandbox", PROCESSES),
+    "snapshot": Command("snapshots", "snapshot", "keep the files of a sandbox and stop it", SNAPSHOTS),
+    "checkpoint": Command("snapshots", "checkpoint", "keep the files of a sandbox that goes on", SNAPSHOTS),
+    "rollback": Command("snapshots", "rollback", "go back to an earlier snapshot", SNAPSHOTS),
+    "snapshots": Command("snapshots", "snapshots", "list, inspect and delete snapshots", SNAPSHOTS),
+    "sessions": Command("sessions", "sessions", "list the sessions of a sandbox", SNAPSHOTS),
+    "drives": Command("drives", "drives", "manage drives, which sandboxes can share", STORAGE),
+    "images": Command("images", "images", "manage the images sandboxes start from", STORAGE),
+    "serve": Command("serve", "serve", "serve the API in the foreground", SERVER),
+    "token": Command("token", "token", "make, list and revoke tokens for clients", SERVER),
+    "status": Command("status", "status", "show which server is used and whether it runs", SERVER),
+    "doctor": Command("doctor", "doctor", "say what this machine can and cannot do", SERVER),
+    "completion": Command("completion", "completion", "print a completion script for a shell", REST),
+    "version": Command("version", "version", "print the version", REST),
+}
+
+ALIASES: Final = {"list": "ls", "remove": "rm", "copy": "cp", "ssh": "connect"}
+
+_LEADING_FLAGS: Final = {"--debug": "SANDKEEP_DEBUG", "--quiet": "SANDKEEP_QUIET", "-q": "SANDKEEP_QUIET"}
+_LEADING_VALUES: Final = {
+    "--url": "SANDKEEP_URL",
+    "--token": "SANDKEEP_TOKEN",
+    "--project": "SANDKEEP_PROJECT",
+    "--data-dir": "SANDKEEP_HOME",
 }
 
 
 def usage() -> str:
+    """What ``sandkeep --help`` prints."""
     width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: sandkeep COMMAND [ARGUMENT...]",
-            "",
-            "Named Linux sandboxes that keep their files between runs.",
-            "",
-            *lines,
-            "",
-            "'sandkeep COMMAND --help' explains one command.",
-        ]
-    )
+    lines = ["Usage: sandkeep COMMAND [OPTIONS] [ARGUMENTS]", ""]
+    lines += ["Named Linux sandboxes that keep their files between runs."]
+    section = ""
+    for name, command in COMMANDS.items():
+        if command.section != section:
+            section = command.section
+            lines += ["", f"{section}:"]
+        lines.append(f"  {name:<{width}}  {command.summary}")
+    lines += [
+        "",
+        "Examples:",
+        "  sandkeep run -- python3 -c 'print(1 + 1)'    in a sandbox that is gone afterwards",
+        "  sandkeep run --name web -- touch here        in one that keeps its files",
+        "  sandkeep connect web                         look around in it",
+        "",
+        "'sandkeep COMMAND --help' explains one command.",
+    ]
+    return "\n".join(lines)
 
 
-def version_command(args: list[str]) -> int:
-    if args:
-        raise InvalidRequest("version takes no arguments", field="arguments")
-    print(f"sandkeep {sandkeep.__version__}")
-    return 0
+def load(name: str) -> click.Command:
+    """The command of that name."""
+    command = COMMANDS[name]
+    found: click.Command = getattr(import_module(f"sandkeep.cli.{command.module}"), command.function)
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = list(sys.argv[1:] if argv is None else argv)
-    if not args or args[0] in ("-h", "--help", "help"):
-        print(usage(), file=sys.stdout if args else sys.stderr)
-        return 0 if args else 2
-    name = "version" if args[0] in ("-V", "--version") else args[0]
-    command = COMMANDS.get(name)
-    if command is None:
-        print(f"sandkeep: no command {name!r}\n\n{usage()}", file=sys.stderr)
+    """Run a command line and return its exit status."""
+    if "_SANDKEEP_COMPLETE" in os.environ:
+        from sandkeep.cli.completion import answer
+
+        return answer()
+    args = _leading(list(sys.argv[1:] if argv is None else argv))
+    if args is None:
         return 2
-    try:
-        function = getattr(import_module(command.module), command.function)
-        status: int = function(args[1:])
-        sys.stdout.flush()
-        return status
-    except SandkeepError as error:
-        print(f"sandkeep: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  {error.hint}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidRequest) else 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader went away. Point stdout elsewhere so that the interpreter's own flush stays quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    if not args or args[0] in ("-h", "--help", "help"):
+        if len(args) > 1 and args[0] == "help":
+            args = [*args[1:], "--help"]
+        else:
+            print(usage(), file=sys.stdout if args else sys.stderr)
+            return 0 if args else 2
+    name = "version" if args[0] in ("-V", "--version") else ALIASES.get(args[0], args[0])
+    if name == "version" and len(args) == 1:
+        print(f"sandkeep {sandkeep.__version__}")
+        return 0
+    if name not in COMMANDS:
+        return _unknown(name)
+    from sandkeep.cli.ending import guarded
+
+    return guarded(name, args[1:])
+
+
+def _leading(args: list[str]) -> list[str] | None:
+    """What follows the options in front of the command, which count for whatever command it is."""
+    while args and args[0].startswith("-"):
+        name, equals, value = args[0].partition("=")
+        if not equals and name in _LEADING_FLAGS:
+            os.environ[_LEADING_FLAGS[name]] = "1"
+            del args[0]
+        elif name in _LEADING_VALUES and (equals or len(args) > 1):
+            os.environ[_LEADING_VALUES[name]] = value if equals else args[1]
+            del args[: 1 if equals else 2]
+        elif name in ("-h", "--help", "-V", "--version"):
+            break
+        else:
+            print(f"sandkeep: no option {name} before a command", file=sys.stderr)
+            print("  sandkeep --help lists the commands", file=sys.stderr)
+            return None
+    return args
+
+
+def _unknown(name: str) -> int:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
+    print(f"sandkeep: no command {name!r}", file=sys.stderr)
+    hint = f"did you mean 'sandkeep {close[0]}'?" if close else "'sandkeep --help' lists the commands"
+    print(f"  {hint}", file=sys.stderr)
+    return 2

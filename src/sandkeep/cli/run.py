@@ -1,84 +1,102 @@
-"""``sandkeep run``: a command in a fresh sandbox, its output here, its exit status ours."""
+"""``sandkeep run``: a command in a new sandbox, or in a named one that is found or made."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import os
-import secrets
-import signal
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from sandkeep.host.driver import ProcessSpec, SessionRef, SessionSpec
-from sandkeep.host.native.driver import NativeDriver
-from sandkeep.host.storage import Storage
-from sandkeep.paths import data_directory
-from sandkeep.supervisor.outputlog import STDERR, Chunk, Gap
+import click
 
+from sandkeep.cli import options
+from sandkeep.cli.ending import Ended
+from sandkeep.cli.execute import WithCommand, perform
+from sandkeep.cli.framework import App, argument, command, option, sandbox_names
+from sandkeep.errors import NotFound
 
-def run_command(args: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="sandkeep run", description="Run a command in a fresh sandbox that is removed afterwards."
-    )
-    parser.add_argument("--image", default="host", help="image to start from (default: the host's own /usr)")
-    parser.add_argument("--data-dir", default=None, help="where sandboxes live (default: SANDKEEP_HOME)")
-    parser.add_argument("-e", "--env", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="kill the command after this long")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT...]")
-    options = parser.parse_args(args)
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command:
-        parser.error("say what to run, after --")
-    environment = dict(item.split("=", 1) for item in options.env if "=" in item)
-    return asyncio.run(
-        _run(data_directory(options.data_dir), options.image, command, environment, options.timeout)
-    )
+if TYPE_CHECKING:
+    from sandkeep.sync import Sandbox
+
+ENDING = "When it ends"
 
 
-async def _run(
-    data_dir: str, image: str, command: list[str], environment: dict[str, str], timeout: float | None
-) -> int:
-    driver = NativeDriver(data_dir)
-    storage = Storage(driver)
-    name = f"run-{secrets.token_hex(6)}"
-    ref = SessionRef(driver.host, name)
+class Run(WithCommand):
+    """``-t`` is the terminal's, as in ``-it``; followed by ``key=value`` it is a tag."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        changed = [
+            "--tag" if item == "-t" and index + 1 < end and "=" in args[index + 1] else item
+            for index, item in enumerate(args)
+        ]
+        return super().parse_args(ctx, changed)
+
+
+@command(
+    "run",
+    json=False,
+    cls=Run,
+    examples=[
+        ("once, leaving nothing behind", "sandkeep run -- python3 -c 'print(1 + 1)'"),
+        ("in a sandbox that stays", "sandkeep run --name web -- npm install"),
+        ("the same one again, then stop it", "sandkeep run --name web --stop -- npm test"),
+        ("without network", "sandkeep run --network-policy deny-all -- make"),
+        ("with a terminal", "sandkeep run -it -- bash"),
+    ],
+)
+@argument("command", nargs=-1, required=True, metavar="[--] COMMAND...", help="What to run.")
+@option(
+    "--name",
+    metavar="NAME",
+    shell_complete=sandbox_names,
+    section=options.SANDBOX,
+    help="Use the sandbox of this name; it is created, or resumed, and stays. Without a name a sandbox is "
+    "made for this command and removed after it.",
+)
+@options.run_sandbox
+@options.how_to_run
+@options.interactive
+@options.extend
+@option("--rm", "remove", is_flag=True, section=ENDING, help="Remove the sandbox, also a named one.")
+@option("--stop", is_flag=True, section=ENDING, help="Stop the sandbox and keep its files.")
+def run(app: App, command: tuple[str, ...], name: str | None, **values: Any) -> None:
+    """Run a command in a sandbox.
+
+    Output arrives as it is printed, and the exit status is the command's own. Ctrl-C interrupts the command,
+    a second Ctrl-C kills it.
+    """
+    if values["remove"] and values["stop"]:
+        raise click.UsageError("--rm and --stop cannot be given together")
+    with opened(app, name, values, throw_away=name is None and not values["stop"]) as box:
+        status = perform(app, box, command, {**values, "timeout": None})
+    raise Ended(status)
+
+
+@contextmanager
+def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bool) -> Iterator[Sandbox]:
+    """A sandbox by name, or a new one; at the end it is removed, stopped, or left as it is."""
+    wanted = options.configuration({**values, "env": values.get("sandbox_env", ())})
+    if throw_away:
+        wanted["persistent"] = False
+    created: list[Sandbox] = []
+    with app.busy(f"Starting {name or 'a sandbox'}"):
+        if name is None:
+            box = app.client.create_sandbox(None, **wanted)
+        else:
+            box = app.client.get_or_create_sandbox(name, on_create=created.append, **wanted)
+    if name is None and not throw_away:
+        app.note(f"sandbox {box.name}")
+    if name is not None and wanted and not created:
+        app.note(f"{name} exists and keeps its configuration; 'sandkeep config' changes it")
     try:
-        rootfs, _ = await storage.rootfs(image, progress=_say if sys.stderr.isatty() else None)
-        await driver.create(SessionSpec(session=name, rootfs=rootfs, env=environment, volatile=True))
-        try:
-            limit = None if timeout is None else round(timeout * 1000)
-            spec = ProcessSpec(process="main", argv=tuple(command), kill_after_ms=limit)
-            await driver.start_process(ref, spec)
-            _pass_on_signals(driver, ref)
-            async for item in driver.output(ref, "main"):
-                if isinstance(item, Chunk):
-                    os.write(2 if item.stream == STDERR else 1, item.data)
-                elif isinstance(item, Gap):
-                    print(f"sandkeep: {item.length} bytes of output were dropped", file=sys.stderr)
-            record = await driver.process(ref, "main")
-            return int(record["exit_code"] if record["exit_code"] is not None else 1)
-        finally:
-            await driver.stop(ref, reason="finished")
-            await driver.forget(ref)
-            await storage.call("session.remove", session=name)
+        yield box
     finally:
-        await storage.close()
-        await driver.close()
-
-
-def _pass_on_signals(driver: NativeDriver, ref: SessionRef) -> None:
-    """Ctrl-C and a polite kill are meant for the command."""
-    loop = asyncio.get_running_loop()
-    pending: set[asyncio.Task[None]] = set()
-
-    def pass_on(number: int) -> None:
-        task = loop.create_task(driver.signal(ref, number, "main"), name="signal")
-        pending.add(task)
-        task.add_done_callback(pending.discard)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, pass_on, number)
-
-
-def _say(what: str, done: int, total: int) -> None:
-    print(f"\rsandkeep: {what} {done}/{total}\033[K", end="" if done < total else "\r\033[K", file=sys.stderr)
+        if throw_away or values["remove"]:
+            with app.busy(f"Removing {box.name}"):
+                try:
+                    box.destroy()
+                except NotFound:
+                    pass  # somebody else did
+        elif values["stop"]:
+            with app.busy(f"Stopping {box.name}"):
+                box.stop()

@@ -2,59 +2,85 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 
+import click
+
+from sandkeep.cli.ending import Ended
+from sandkeep.cli.framework import App, command, option
 from sandkeep.paths import data_directory
 
 EMBEDDED_IDLE_SECONDS = 300.0
 
 
-def serve_command(args: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="sandkeep serve",
-        description="Serve the API on a unix socket in the data directory and, when asked, on TCP. "
-        "Stopping the server leaves sandboxes running.",
-    )
-    parser.add_argument("--data-dir", default=None, help="where sandboxes live (default: SANDKEEP_HOME)")
-    parser.add_argument("--host", default=None, help="listen on TCP at this address (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=None, help="listen on TCP at this port; 0 is any")
-    parser.add_argument("--public-url", default=None, help="how clients reach the server behind a proxy")
-    parser.add_argument("--settings", default=None, help="JSON file (default: settings.json, if it exists)")
-    parser.add_argument("--log-format", choices=("text", "json"), default="text")
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    parser.add_argument(
-        "--idle-exit", type=float, default=None, metavar="SECONDS", help="end when unused for so long"
-    )
-    parser.add_argument("--embedded", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args(args)
-    if options.port is not None and not 0 <= options.port <= 65535:
-        parser.error("--port is between 0 and 65535")
-    if options.ready_fd is not None:
-        os.set_inheritable(options.ready_fd, False)
-    if options.embedded:
+@command(
+    "serve",
+    connection=False,
+    json=False,
+    examples=[
+        ("for this machine only", "sandkeep serve"),
+        ("for others, who need a token", "sandkeep serve --host 0.0.0.0 --port 8080"),
+    ],
+)
+@option("--host", metavar="ADDRESS", help="Listen on TCP at this address [default: 127.0.0.1 with --port]")
+@option("--port", type=click.IntRange(0, 65535), metavar="PORT", help="Listen on TCP at this port; 0 is any.")
+@option("--public-url", metavar="URL", help="How clients reach the server behind a proxy.")
+@option(
+    "--settings",
+    metavar="FILE",
+    help="JSON file [default: settings.json in the data directory, if it exists]",
+)
+@option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+@option("--idle-exit", type=float, metavar="SECONDS", help="End when unused for so long.")
+@option("--embedded", is_flag=True, hidden=True)
+@option("--ready-fd", type=int, hidden=True)
+def serve(
+    app: App,
+    host: str | None,
+    port: int | None,
+    public_url: str | None,
+    settings: str | None,
+    log_format: str,
+    log_level: str,
+    idle_exit: float | None,
+    embedded: bool,
+    ready_fd: int | None,
+) -> None:
+    """Serve the API on a unix socket in the data directory and, when asked, on TCP.
+
+    Over TCP clients need a token, which 'sandkeep token create' makes. Stopping the server leaves sandboxes
+    running.
+    """
+    if ready_fd is not None:
+        os.set_inheritable(ready_fd, False)
+    if embedded:
         _detach()
     from sandkeep.server.configuration import read_settings
     from sandkeep.server.serve import Options, run
 
-    idle = options.idle_exit
-    directory = data_directory(options.data_dir)
-    return run(
+    directory = data_directory(app.data_dir)
+    status = run(
         directory,
         Options(
-            host=options.host,
-            port=options.port,
-            log_format=options.log_format,
-            log_level=options.log_level,
-            idle_exit=EMBEDDED_IDLE_SECONDS if options.embedded and idle is None else idle,
-            embedded=options.embedded,
-            public_url=options.public_url,
-            ready_fd=options.ready_fd,
-            quiet=options.embedded,
+            host=host,
+            port=port,
+            log_format=log_format,
+            log_level=log_level,
+            idle_exit=EMBEDDED_IDLE_SECONDS if embedded and idle_exit is None else idle_exit,
+            embedded=embedded,
+            public_url=public_url,
+            ready_fd=ready_fd,
+            quiet=embedded,
         ),
-        settings=read_settings(directory, options.settings),
+        settings=read_settings(directory, settings),
     )
+    raise Ended(status)
 
 
 def _detach() -> None:

@@ -2,123 +2,153 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import time
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
-from sandkeep.errors import InvalidRequest, NotFound
+from sandkeep.cli.framework import App, Group, argument, command, option
+from sandkeep.cli.output import ago
+from sandkeep.cli.values import DURATION
+from sandkeep.errors import NotFound
 from sandkeep.paths import data_directory
-from sandkeep.server.auth import create_token, load_key, now_ms
-from sandkeep.store import Store
-from sandkeep.store.rows import Project, Token
+from sandkeep.types import milliseconds
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+if TYPE_CHECKING:
+    from sandkeep.store import Store
+    from sandkeep.store.rows import Project, Token
+
+token = Group(
+    "token",
+    "Make, list and revoke tokens for clients that come over TCP.",
+    aliases={"list": "ls"},
+)
 
 
-def token_command(args: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="sandkeep token", description="Make, list and revoke tokens.")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = actions.add_parser("create", help="make a token; its text is shown this once")
-    create.add_argument("--team", required=True, help="team id, as clients will spell it")
-    create.add_argument("--project", required=True, help="project id, as clients will spell it")
-    create.add_argument("--name", default="", help="what it is for")
-    create.add_argument("--jwt", action="store_true", help="a form official clients read their scope from")
-    create.add_argument("--expires", default=None, metavar="TIME", help="lifetime, such as 12h or 30d")
-    listing = actions.add_parser("ls", help="list the tokens of a team")
-    listing.add_argument("--team", required=True)
-    listing.add_argument("--project", default=None)
-    revoke = actions.add_parser("revoke", help="end a token for good")
-    revoke.add_argument("token", help="its id")
-    revoke.add_argument("--team", required=True)
-    for action in (create, listing, revoke):
-        action.add_argument("--data-dir", default=None, help="where sandboxes live (default: SANDKEEP_HOME)")
-        action.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(args)
-    directory = data_directory(options.data_dir)
+@contextmanager
+def _store(app: App) -> Iterator[tuple[Store, str]]:
+    from sandkeep.server.auth import now_ms
+    from sandkeep.store import Store
+
+    directory = data_directory(app.data_dir)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     with Store.open(os.path.join(directory, "store.db"), now_ms=now_ms()) as store:
-        if options.action == "create":
-            return _create(store, directory, options)
-        if options.action == "ls":
-            return _list(store, options)
-        return _revoke(store, options)
+        yield store, directory
 
 
-def _create(store: Store, directory: str, options: argparse.Namespace) -> int:
-    text, token = create_token(
-        store,
-        team=options.team,
-        project=options.project,
-        name=options.name,
-        lifetime_ms=None if options.expires is None else lifetime_ms(options.expires),
-        jwt_key=load_key(directory) if options.jwt else None,
-    )
-    if options.json:
-        print(json.dumps({"token": text, "id": token.id, "expiresAt": token.expires_ms}))
-    else:
-        print(text)
-    return 0
+@command(
+    "create",
+    connection=False,
+    examples=[("for a month", "sandkeep token create --team us --project ci --expires 30d")],
+)
+@option("--team", required=True, metavar="TEAM", help="Team id, as clients will spell it.")
+@option("--project", required=True, metavar="PROJECT", help="Project id, as clients will spell it.")
+@option("--name", default="", metavar="TEXT", help="What it is for.")
+@option("--jwt", is_flag=True, help="A form official clients read their scope from.")
+@option("--expires", type=DURATION, help="How long it counts, such as 12h or 30d; for ever if not given.")
+def create(app: App, team: str, project: str, name: str, jwt: bool, expires: timedelta | None) -> None:
+    """Make a token. Its text is shown this once."""
+    from sandkeep.server.auth import create_token, load_key
 
-
-def _list(store: Store, options: argparse.Namespace) -> int:
-    found = [
-        (project, token)
-        for project in store.projects.of_team(options.team)
-        if options.project in (None, project.name)
-        for token in store.tokens.of_project(project.id)
-    ]
-    if options.json:
-        print(json.dumps([_shown(project, token) for project, token in found]))
-        return 0
-    for project, token in found:
-        expires = _when(token.expires_ms)
-        print(f"{token.id}  {_state(token):<8}  {project.name}  {expires}  {token.name}".rstrip())
-    return 0
-
-
-def _revoke(store: Store, options: argparse.Namespace) -> int:
-    for project in store.projects.of_team(options.team):
-        if any(token.id == options.token for token in store.tokens.of_project(project.id)):
-            token = store.tokens.revoke(project.id, options.token, now_ms=now_ms())
-            print(json.dumps(_shown(project, token)) if options.json else f"revoked {token.id}")
-            return 0
-    raise NotFound(f"no token {options.token} in team {options.team}", kind="token", name=options.token)
-
-
-def lifetime_ms(text: str) -> int:
-    """``30d`` and the like, in milliseconds."""
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS or not number.isdecimal() or int(number) == 0:
-        raise InvalidRequest(
-            f"{text!r} is not a lifetime", field="expires", hint="a number and one of s, m, h, d, w, y: 30d"
+    with _store(app) as (store, directory):
+        text, made = create_token(
+            store,
+            team=team,
+            project=project,
+            name=name,
+            lifetime_ms=None if expires is None else milliseconds(expires),
+            jwt_key=load_key(directory) if jwt else None,
         )
-    return int(number) * _UNITS[unit] * 1000
+    if app.json:
+        app.out.json({"token": text, "id": made.id, "expiresAt": _time(made.expires_ms)})
+    else:
+        app.out.line(text)
 
 
-def _state(token: Token) -> str:
-    if token.revoked_ms is not None:
+@command("ls", connection=False)
+@option("--team", required=True, metavar="TEAM", help="Whose tokens.")
+@option("--project", metavar="PROJECT", help="Only those of this project.")
+def ls(app: App, team: str, project: str | None) -> None:
+    """List the tokens of a team. Their texts are not kept, so they cannot be shown."""
+    with _store(app) as (store, _):
+        found = [
+            (each, made)
+            for each in store.projects.of_team(team)
+            if project in (None, each.name)
+            for made in store.tokens.of_project(each.id)
+        ]
+    if app.json:
+        app.out.json([_shown(each, made) for each, made in found])
+    elif found:
+        app.out.table(
+            ("ID", "STATE", "PROJECT", "EXPIRES", "LAST USED", "NAME"), [_row(*row) for row in found]
+        )
+    else:
+        app.note(f"team {team} has no tokens")
+
+
+def _row(project: Project, made: Token) -> tuple[str, ...]:
+    expires, used = _time(made.expires_ms), _time(made.last_used_ms)
+    return (
+        made.id,
+        _state(made),
+        project.name,
+        ago(expires) if expires else "never",
+        ago(used) if used else "never",
+        made.name or "-",
+    )
+
+
+@command("revoke", connection=False)
+@argument("token", metavar="TOKEN_ID", help="Its id, as 'sandkeep token ls' shows it.")
+@option("--team", required=True, metavar="TEAM", help="Whose token it is.")
+def revoke(app: App, token: str, team: str) -> None:
+    """End a token for good."""
+    from sandkeep.server.auth import now_ms
+
+    with _store(app) as (store, _):
+        for project in store.projects.of_team(team):
+            if any(made.id == token for made in store.tokens.of_project(project.id)):
+                ended = store.tokens.revoke(project.id, token, now_ms=now_ms())
+                if app.json:
+                    app.out.json(_shown(project, ended))
+                else:
+                    app.out.line(f"revoked {ended.id}")
+                return
+    raise NotFound(
+        f"no token {token} in team {team}",
+        kind="token",
+        name=token,
+        hint=f"'sandkeep token ls --team {team}' shows what there is",
+    )
+
+
+def _state(made: Token) -> str:
+    if made.revoked_ms is not None:
         return "revoked"
-    if token.expires_ms is not None and token.expires_ms <= time.time() * 1000:
+    if made.expires_ms is not None and made.expires_ms <= time.time() * 1000:
         return "expired"
     return "valid"
 
 
-def _when(time_ms: int | None) -> str:
-    if time_ms is None:
-        return "never expires"
-    return f"expires {datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d}"
+def _time(time_ms: int | None) -> datetime | None:
+    return None if time_ms is None else datetime.fromtimestamp(time_ms / 1000, UTC)
 
 
-def _shown(project: Project, token: Token) -> dict[str, object]:
+def _shown(project: Project, made: Token) -> dict[str, Any]:
     return {
-        "id": token.id,
-        "name": token.name,
+        "id": made.id,
+        "name": made.name,
         "team": project.team,
         "project": project.name,
-        "state": _state(token),
-        "createdAt": token.created_ms,
-        "expiresAt": token.expires_ms,
-        "lastUsedAt": token.last_used_ms,
+        "state": _state(made),
+        "createdAt": _time(made.created_ms),
+        "expiresAt": _time(made.expires_ms),
+        "lastUsedAt": _time(made.last_used_ms),
     }
+
+
+for each in (create, ls, revoke):
+    token.add_command(each)

@@ -1,0 +1,212 @@
+"""``sandkeep config``: how a sandbox is configured, one command for each thing that can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandkeep.cli import options, show
+from sandkeep.cli.framework import App, Group, argument, command, option, sandbox_argument
+from sandkeep.cli.output import lifetime, pairs, span
+from sandkeep.cli.values import DURATION, LIFETIME, TRUTH
+from sandkeep.types import MAX_RETAINED, Mount, Resources, SnapshotRetention
+
+if TYPE_CHECKING:
+    from sandkeep.sync import Sandbox
+
+config = Group(
+    "config", "Show and change how a sandbox is configured. Changes count from its next session on."
+)
+
+
+@command("list")
+@sandbox_argument()
+def list_(app: App, name: str) -> None:
+    """Show the configuration of a sandbox."""
+    box = app.sandbox(name)
+    if app.json:
+        app.out.json(show.sandbox(box, routes=True))
+        return
+    rows = _rows(box)
+    app.out.table(("FIELD", "VALUE"), [(field, value) for field, value in rows])
+
+
+def _rows(box: Sandbox) -> list[tuple[str, str]]:
+    kept = box.snapshot_retention
+    retention = "-"
+    if kept is not None:
+        evicted = "" if kept.delete_evicted else ", evicted ones expire"
+        retention = f"{kept.count}, for {lifetime(kept.expiration)}{evicted}"
+    mounts = {path: f"{mount.drive} ({mount.mode.value})" for path, mount in box.mounts.items()}
+    return [
+        ("Name", box.name),
+        ("Status", box.status.value),
+        ("Image", box.image or box.runtime or "-"),
+        ("vCPUs", str(box.resources.vcpus)),
+        ("Memory", f"{box.resources.memory_mb} MB"),
+        ("Timeout", span(box.execution_time_limit)),
+        ("Persistent", "true" if box.persistent else "false"),
+        ("Network policy", show.policy(box.network_policy)),
+        ("Ports", ", ".join(f"{route.port} ({route.url})" for route in box.routes) or "-"),
+        ("Snapshot expiration", lifetime(box.snapshot_expiration)),
+        ("Keep last snapshots", retention),
+        ("Current snapshot", box.current_snapshot_id or "-"),
+        ("Tags", pairs(box.tags)),
+        ("Mounts", pairs(mounts)),
+    ]
+
+
+config.add_command(list_)
+
+
+def _changing(
+    name: str, *decorators: Callable[[Any], Any]
+) -> Callable[[Callable[..., dict[str, Any]]], click.Command]:
+    """A command that changes one thing: its function gives the arguments of ``update``."""
+
+    def make(function: Callable[..., dict[str, Any]]) -> click.Command:
+        def change(app: App, name: str, **values: Any) -> None:
+            box = app.sandbox(name)
+            box.update(**function(box, **values))
+            _changed(app, box)
+
+        change.__doc__ = function.__doc__
+        for decorator in reversed((sandbox_argument(), *decorators)):
+            change = decorator(change)
+        made = command(name)(change)
+        config.add_command(made)
+        return made
+
+    return make
+
+
+def _changed(app: App, box: Sandbox) -> None:
+    if app.json:
+        app.out.json(show.sandbox(box, routes=True))
+    else:
+        app.note(f"{box.name} is changed; 'sandkeep config list {box.name}' shows it all")
+
+
+def value(kind: Any, metavar: str, help_text: str) -> Callable[[Any], Any]:
+    return argument("value", type=kind, metavar=metavar, help=help_text)
+
+
+@_changing("vcpus", value(int, "COUNT", "1 or an even number; each has 2048 MB of memory."))
+def vcpus(box: Sandbox, value: int) -> dict[str, Any]:
+    """Change the number of processors, and the memory with it."""
+    return {"resources": Resources(value)}
+
+
+@_changing("timeout", value(DURATION, "DURATION", "Such as 30m or 2h."))
+def timeout(box: Sandbox, value: timedelta) -> dict[str, Any]:
+    """Change how long each new session may live."""
+    return {"execution_time_limit": value}
+
+
+@_changing("persistent", value(TRUTH, "true|false", "Whether files are kept."))
+def persistent(box: Sandbox, value: bool) -> dict[str, Any]:
+    """Keep files between sessions, or forget them."""
+    return {"persistent": value}
+
+
+@_changing(
+    "network-policy",
+    options.network,
+    option(
+        "--mode",
+        type=click.Choice(["allow-all", "deny-all"]),
+        section=options.NETWORK,
+        help="The same as --network-policy.",
+    ),
+)
+def network_policy(box: Sandbox, mode: str | None, **values: Any) -> dict[str, Any]:
+    """Change what a sandbox may reach, at once. Replaces the whole policy."""
+    if mode is not None:
+        if values["network_policy"] not in (None, mode):
+            raise click.UsageError("--mode and --network-policy are the same")
+        values["network_policy"] = mode
+    chosen = options.policy(values)
+    if chosen is None:
+        raise click.UsageError(
+            "say what may be reached: --network-policy, --allowed-domain, --allowed-cidr …"
+        )
+    return {"network_policy": chosen}
+
+
+@_changing("ports", options.ports)
+def ports(box: Sandbox, ports: tuple[int, ...]) -> dict[str, Any]:
+    """Change which ports are reachable from outside. Replaces all; none given closes all."""
+    return {"ports": ports}
+
+
+@_changing("tags", options.tags("-t", "--tag"))
+def tags(box: Sandbox, tags: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """Change the labels of a sandbox. Replaces all; none given removes all."""
+    return {"tags": dict(tags)}
+
+
+@_changing("env", options.variables(options.SANDBOX, options.DEFAULT_ENV))
+def env(box: Sandbox, env: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """Change the variables of every process. Replaces all; none given removes all."""
+    return {"env": dict(env)}
+
+
+@_changing("mounts", options.mounts)
+def mounts(box: Sandbox, mounts: tuple[tuple[str, Mount], ...]) -> dict[str, Any]:
+    """Change which drives are mounted. Replaces all; none given removes all."""
+    return {"mounts": dict(mounts)}
+
+
+@_changing("snapshot-expiration", value(LIFETIME, "DURATION|none", "Such as 7d; none is for ever."))
+def snapshot_expiration(box: Sandbox, value: timedelta) -> dict[str, Any]:
+    """Change how long snapshots of a sandbox live."""
+    return {"snapshot_expiration": value}
+
+
+@_changing(
+    "keep-last-snapshots",
+    value(click.IntRange(0, MAX_RETAINED), "COUNT", "How many; 0 keeps all."),
+)
+def keep_last_snapshots(box: Sandbox, value: int) -> dict[str, Any]:
+    """Keep only the newest snapshots of a sandbox."""
+    kept = box.snapshot_retention
+    if value == 0:
+        return {"snapshot_retention": None}
+    return {"snapshot_retention": SnapshotRetention(value) if kept is None else replace(kept, count=value)}
+
+
+@_changing("keep-last-snapshots-for", value(LIFETIME, "DURATION|none", "Such as 30d; none is for ever."))
+def keep_last_snapshots_for(box: Sandbox, value: timedelta) -> dict[str, Any]:
+    """Change how long the kept snapshots live."""
+    return {"snapshot_retention": replace(_kept(box), expiration=value)}
+
+
+@_changing("delete-evicted-snapshots", value(TRUTH, "true|false", "Delete, or let them expire."))
+def delete_evicted_snapshots(box: Sandbox, value: bool) -> dict[str, Any]:
+    """Delete snapshots when newer ones push them out, or let them expire."""
+    return {"snapshot_retention": replace(_kept(box), delete_evicted=value)}
+
+
+def _kept(box: Sandbox) -> SnapshotRetention:
+    if box.snapshot_retention is None:
+        raise click.UsageError(
+            f"{box.name} keeps all snapshots: 'sandkeep config keep-last-snapshots' comes first"
+        )
+    return box.snapshot_retention
+
+
+@command("current-snapshot")
+@sandbox_argument()
+@argument("snapshot", metavar="SNAPSHOT_ID", help="What the next session starts from.")
+def current_snapshot(app: App, name: str, snapshot: str) -> None:
+    """Let the next session start from another snapshot; the same as 'sandkeep rollback'."""
+    with app.busy(f"Rolling back {name}"):
+        box = app.sandbox(name).rollback(snapshot)
+    _changed(app, box)
+
+
+config.add_command(current_snapshot)

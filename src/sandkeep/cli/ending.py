@@ -1,0 +1,156 @@
+"""How a command ends: with an exit status, and with one line for whoever has to know why.
+
+========  ====================================================================================
+status    meaning
+========  ====================================================================================
+0         done
+1         it could not be done
+2         the command line is wrong
+125       ``run``, ``exec``, ``sh`` and ``connect``: sandkeep failed, not the command
+126, 127  the same four: the command cannot be run, or is not there
+130       interrupted
+other     the same four: the exit status of the command itself, 128 + n after signal n
+========  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+import click
+
+from sandkeep.cli.main import load
+from sandkeep.cli.output import clean, painted, shows_colour
+from sandkeep.errors import (
+    DriveAttached,
+    ExecutableNotFound,
+    ExecutableRefused,
+    InvalidRequest,
+    NameTaken,
+    NotFound,
+    SandkeepError,
+    ServerUnreachable,
+    SnapshotGone,
+    Unauthenticated,
+)
+
+FAILED, USAGE, OURS, NOT_EXECUTABLE, NO_SUCH_COMMAND, INTERRUPTED = 1, 2, 125, 126, 127, 130
+
+RUNNING: Final = frozenset({"run", "exec", "sh", "connect"})
+"""Commands whose exit status is that of what they run."""
+
+_LISTED_BY: Final = {
+    "sandbox": "sandkeep ls --all",
+    "snapshot": "sandkeep snapshots ls",
+    "drive": "sandkeep drives ls",
+    "session": "sandkeep sessions ls NAME --all",
+    "process": "sandkeep ps NAME --all",
+    "image": "sandkeep images ls",
+    "token": "sandkeep token ls --team TEAM",
+}
+
+
+class Ended(Exception):
+    """A command is over, with this exit status; everything was said already."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def guarded(name: str, args: list[str]) -> int:
+    """Run a command and turn whatever it raises into an exit status."""
+    debug = "SANDKEEP_DEBUG" in os.environ or "--debug" in _before_dashes(args)
+    try:
+        try:
+            load(name).main(args, prog_name=f"sandkeep {name}", standalone_mode=False)
+        except click.Abort:
+            raise KeyboardInterrupt from None
+        sys.stdout.flush()
+        return 0
+    except Ended as end:
+        return end.status
+    except click.UsageError as error:
+        return _misused(name, error)
+    except click.ClickException as error:
+        say(error.format_message())
+        return FAILED
+    except SandkeepError as error:
+        if debug:
+            raise
+        say(error.message, error.hint or hint_for(error))
+        return status_of(error, running=name in RUNNING)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away. Point stdout elsewhere so that the interpreter's own flush stays quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if debug:
+            raise
+        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        say(f"{where}{error.strerror or error}")
+        return OURS if name in RUNNING else FAILED
+    except Exception as error:
+        if debug:
+            raise
+        say(f"{type(error).__name__}: {error}", "this is a bug; the same with --debug shows where")
+        return OURS if name in RUNNING else FAILED
+
+
+def status_of(error: SandkeepError, *, running: bool) -> int:
+    """The exit status an error stands for."""
+    if isinstance(error, InvalidRequest):
+        return USAGE
+    if not running:
+        return FAILED
+    if isinstance(error, ExecutableNotFound):
+        return NO_SUCH_COMMAND
+    return NOT_EXECUTABLE if isinstance(error, ExecutableRefused) else OURS
+
+
+def say(message: str, hint: str | None = None) -> None:
+    """One line about what went wrong and, below it, what to do about it."""
+    sys.stdout.flush()
+    mark = painted("sandkeep:", "red", colour=shows_colour(sys.stderr))
+    print(f"{mark} {clean(' '.join(message.split()))}", file=sys.stderr)
+    if hint:
+        print(f"  {clean(hint)}", file=sys.stderr)
+
+
+def hint_for(error: SandkeepError) -> str | None:
+    """What to run next, for errors that do not say so themselves."""
+    if isinstance(error, SnapshotGone):
+        return "'sandkeep snapshots ls' shows which are left, 'sandkeep rollback' goes back to one"
+    if isinstance(error, NotFound):
+        listed = _LISTED_BY.get(str(error.details.get("kind")))
+        return f"'{listed}' shows what there is" if listed else None
+    if isinstance(error, NameTaken):
+        return "'sandkeep connect' opens a shell in it, 'sandkeep rm' removes it"
+    if isinstance(error, DriveAttached):
+        return "stop the sandbox that has it: 'sandkeep drives ls' says which"
+    if isinstance(error, Unauthenticated):
+        return "give a token with --token or SANDKEEP_TOKEN; 'sandkeep token create' makes one"
+    if isinstance(error, ServerUnreachable):
+        return "'sandkeep status' shows which server is meant"
+    return None
+
+
+def _misused(name: str, error: click.UsageError) -> int:
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
+    else:
+        path = error.ctx.command_path if error.ctx is not None else f"sandkeep {name}"
+        hint = f"'{path} --help' explains it"
+    message = error.message if isinstance(error, click.NoSuchOption) else error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        message = f"no option {error.option_name}"
+    say(message.rstrip(".").replace("\n", " "), hint)
+    return USAGE
+
+
+def _before_dashes(args: list[str]) -> list[str]:
+    return args[: args.index("--")] if "--" in args else args

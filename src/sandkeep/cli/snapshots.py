@@ -1,0 +1,196 @@
+"""``sandkeep snapshot``, ``checkpoint``, ``rollback`` and ``snapshots``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandkeep.cli.ending import FAILED, Ended
+from sandkeep.cli.framework import App, Group, argument, command, option, sandbox_argument, several
+from sandkeep.cli.listing import paged, paging
+from sandkeep.cli.output import ago, size
+from sandkeep.cli.values import LIFETIME
+from sandkeep.types import SortOrder
+
+if TYPE_CHECKING:
+    from sandkeep.sync import Snapshot, SnapshotNode
+
+_EXPIRATION = option(
+    "--expiration", type=LIFETIME, help="How long it lives; the sandbox's default if not given."
+)
+_SILENT = option("--silent", is_flag=True, help="Do not print the snapshot.")
+
+
+@command("snapshot", examples=[("for a week", "sandkeep snapshot --stop web --expiration 7d")])
+@sandbox_argument()
+@option("--stop", is_flag=True, help="Yes, stop the sandbox: taking a snapshot does that.")
+@_EXPIRATION
+@_SILENT
+def snapshot(app: App, name: str, stop: bool, expiration: timedelta | None, silent: bool) -> None:
+    """Keep the files of a sandbox in a snapshot, and stop it."""
+    if not stop:
+        raise click.UsageError(
+            f"this stops {name}: say --stop, or use 'sandkeep checkpoint {name}', which lets it run"
+        )
+    with app.busy(f"Taking a snapshot of {name}"):
+        taken = app.sandbox(name).snapshot(expiration=expiration)
+    _taken(app, taken, silent=silent)
+
+
+@command("checkpoint", examples=[("before something risky", "sandkeep checkpoint web")])
+@sandbox_argument()
+@_EXPIRATION
+@_SILENT
+def checkpoint(app: App, name: str, expiration: timedelta | None, silent: bool) -> None:
+    """Keep the files of a sandbox in a snapshot while it goes on. It pauses for a moment."""
+    with app.busy(f"Taking a checkpoint of {name}"):
+        taken = app.sandbox(name).checkpoint(expiration=expiration)
+    _taken(app, taken, silent=silent)
+
+
+def _taken(app: App, taken: Snapshot, *, silent: bool) -> None:
+    if app.json:
+        app.out.json(taken)
+    elif not silent:
+        app.out.line(taken.id)
+        app.note(
+            f"  {size(taken.size_bytes)}, expires {ago(taken.expires_at) if taken.expires_at else 'never'}"
+        )
+
+
+@command("rollback", examples=[("see what there is first", "sandkeep snapshots tree web")])
+@sandbox_argument()
+@argument("snapshot", metavar="SNAPSHOT_ID", help="Where to go back to.")
+def rollback(app: App, name: str, snapshot: str) -> None:
+    """Let the next session of a sandbox start from an earlier snapshot.
+
+    A running session is stopped first. Nothing is lost: what it changed is in the snapshot its stop takes.
+    """
+    with app.busy(f"Rolling back {name}"):
+        box = app.sandbox(name).rollback(snapshot)
+    if app.json:
+        app.out.json({"name": name, "currentSnapshotId": box.current_snapshot_id})
+    else:
+        app.note(f"{name} starts from {box.current_snapshot_id} next time")
+
+
+snapshots = Group(
+    "snapshots",
+    "List, inspect and delete snapshots.",
+    aliases={"list": "ls", "delete": "rm"},
+)
+
+
+@command("ls", examples=[("of one sandbox", "sandkeep snapshots ls --name web")])
+@option("--name", metavar="NAME", help="Only those of this sandbox.")
+@paging
+def ls(app: App, name: str | None, **values: Any) -> None:
+    """List snapshots, newest first."""
+    from sandkeep.sync import SnapshotQuery
+
+    query = SnapshotQuery(
+        sandbox=name, page_size=values["limit"], order=SortOrder(values["sort_order"] or "desc")
+    )
+    page = app.client.query_snapshots(query).page(values["cursor"])
+    paged(
+        app,
+        "snapshots",
+        page,
+        headers=("ID", "STATUS", "TAKEN", "SIZE", "EXPIRES", "HOW", "PARENT"),
+        row=_row,
+        empty="no snapshots",
+    )
+
+
+def _row(found: Snapshot) -> tuple[str, ...]:
+    return (
+        found.id,
+        found.status.value,
+        ago(found.created_at),
+        size(found.size_bytes),
+        ago(found.expires_at) if found.expires_at else "never",
+        found.method.value if found.method else "-",
+        found.parent_id or "-",
+    )
+
+
+_SNAPSHOT = argument("snapshot", metavar="SNAPSHOT_ID", help="The snapshot.")
+
+
+@command("get")
+@_SNAPSHOT
+def get(app: App, snapshot: str) -> None:
+    """Show a snapshot, or what is remembered of a deleted one."""
+    found = app.client.get_snapshot(snapshot)
+    if app.json:
+        app.out.json(found)
+        return
+    app.out.fields(
+        [
+            ("Id", found.id),
+            ("Status", found.status.value),
+            ("Taken", f"{ago(found.created_at)}, {found.method.value if found.method else 'unknown'}"),
+            ("Session", found.session_id),
+            ("Size", size(found.size_bytes)),
+            ("Expires", ago(found.expires_at) if found.expires_at else "never"),
+            ("Last used", ago(found.last_used_at)),
+            ("Parent", found.parent_id or "-"),
+            ("On disk", f"since {ago(found.synced_at)}" if found.synced_at else "not yet"),
+        ]
+    )
+
+
+@command("tree")
+@sandbox_argument()
+@option("--descendants", is_flag=True, help="What came of the current snapshot, instead of what led to it.")
+def tree(app: App, name: str, descendants: bool) -> None:
+    """Show the snapshots that led to the current one of a sandbox, newest first."""
+    box = app.sandbox(name)
+    nodes = box.snapshot_tree(descendants=descendants)
+    if app.json:
+        app.out.json([{"snapshot": node.snapshot, "siblings": node.siblings} for node in nodes])
+        return
+    for index, node in enumerate(nodes):
+        last = index == len(nodes) - 1
+        current = node.snapshot.id == box.current_snapshot_id
+        app.out.line(_branch(app, node, current=current))
+        if not last:
+            app.out.line("│")
+
+
+def _branch(app: App, node: SnapshotNode, *, current: bool) -> str:
+    mark = app.out.paint("●", "green") if current else "○"
+    words = [_brief(node.snapshot)]
+    if current:
+        words.append("(current)")
+    lines = [f"{mark} {' '.join(words)}"]
+    lines += [app.out.paint(f"├─○ {_brief(other)}", "dim") for other in node.siblings]
+    return "\n".join(lines)
+
+
+def _brief(found: Snapshot) -> str:
+    how = f", {found.method.value}" if found.method else ""
+    return f"{found.id}  {ago(found.created_at)}{how}, {size(found.size_bytes)}"
+
+
+@command("rm")
+@argument("snapshot", nargs=-1, required=True, metavar="SNAPSHOT_ID...", help="Snapshots to delete.")
+def rm(app: App, snapshot: tuple[str, ...]) -> None:
+    """Delete snapshots, also one that a sandbox would start from."""
+    results: list[dict[str, Any]] = []
+    for each in dict.fromkeys(snapshot):
+        with several(app, results, each) as result:
+            app.client.delete_snapshot(each)
+            result["removed"] = True
+            if not app.json:
+                app.out.line(each)
+    if app.json:
+        app.out.json(results)
+    if any("error" in result for result in results):
+        raise Ended(FAILED)
+
+
+for each in (ls, get, tree, rm):
+    snapshots.add_command(each)

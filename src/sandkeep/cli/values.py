@@ -1,0 +1,160 @@
+"""What people type for durations, pairs, mounts and ports, as click types: parsed once, then trusted."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sandkeep.types import Mount, MountMode
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
+
+_UNITS: Final = {
+    "ms": 0.001,
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+    "w": 604800.0,
+    "week": 604800.0,
+    "y": 31536000.0,
+    "year": 31536000.0,
+}
+_SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
+
+
+class DurationType(_ParamType):
+    """``30s``, ``5m``, ``1h30m``; with ``zero``, also ``none`` and ``0``, which mean for ever."""
+
+    name = "duration"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "DURATION|none" if self._zero else "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        text = str(value).strip().lower()
+        if self._zero and text in ("none", "0"):
+            return timedelta()
+        seconds, at = 0.0, 0
+        for found in _DURATION.finditer(text):
+            unit = found[2] if found[2] in _UNITS else found[2].removesuffix("s")
+            if text[at : found.start()].strip() or unit not in _UNITS:
+                break
+            seconds += float(found[1]) * _UNITS[unit]
+            at = found.end()
+        if not seconds or text[at:].strip():
+            more = ", or none" if self._zero else ""
+            bare = f" ({text}s or {text}m?)" if text.replace(".", "").isdigit() else ""
+            self.fail(f"{value!r} is not a duration{bare}: write 30s, 5m, 2h or 7d{more}", param, ctx)
+        return timedelta(seconds=seconds)
+
+
+class PairType(_ParamType):
+    """``KEY=VALUE``. A variable of the environment may be named alone and is taken from here."""
+
+    name = "pair"
+
+    def __init__(self, *, environment: bool = False) -> None:
+        self._environment = environment
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "KEY=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, content = str(value).partition("=")
+        if not equals and self._environment:
+            import os
+
+            if key in os.environ:
+                return key, os.environ[key]
+            self.fail(f"{value!r} is not KEY=VALUE, and no variable {key} is set here", param, ctx)
+        if not equals or not key:
+            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
+        return key, content
+
+
+class MountType(_ParamType):
+    """``DRIVE:/PATH`` or ``DRIVE:/PATH:MODE``."""
+
+    name = "mount"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "DRIVE:PATH[:MODE]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Mount]:
+        if isinstance(value, tuple):
+            return value
+        drive, _, rest = str(value).partition(":")
+        path, _, mode = rest.partition(":")
+        modes = [known.value for known in MountMode]
+        if not drive or not path.startswith("/") or (mode and mode not in modes):
+            self.fail(f"{value!r} is not DRIVE:/PATH[:{'|'.join(modes)}]", param, ctx)
+        return path, Mount(drive, MountMode(mode) if mode else MountMode.READ_WRITE)
+
+
+class SizeType(_ParamType):
+    """Bytes, with ``K``, ``M``, ``G`` or ``T`` for powers of 1024."""
+
+    name = "size"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "BYTES"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(str(value).strip().lower())
+        if found is None:
+            self.fail(f"{value!r} is not a size: write 500M or 10G", param, ctx)
+        return int(float(found[1]) * _SIZES[found[2]])
+
+
+class TruthType(_ParamType):
+    """``true`` or ``false``."""
+
+    name = "truth"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "true|false"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() not in ("true", "false"):
+            self.fail(f"{value!r} is neither true nor false", param, ctx)
+        return str(value).lower() == "true"
+
+
+DURATION: Final = DurationType()
+LIFETIME: Final = DurationType(zero=True)
+TAG: Final = PairType()
+VARIABLE: Final = PairType(environment=True)
+MOUNT: Final = MountType()
+SIZE: Final = SizeType()
+TRUTH: Final = TruthType()
+PORT: Final = click.IntRange(1, 65535)
