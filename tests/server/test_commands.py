@@ -139,6 +139,12 @@ def test_a_client_that_goes_away_does_not_end_the_command(box: Box) -> None:
     assert text(lines(box.api.get(f"{path}/logs"))) == "started\ndone\n"
 
 
+def test_the_head_of_a_stream_that_never_ends_is_answered_at_once(box: Box) -> None:
+    command = box.start("sleep", "60")
+    answer = box.api.head(f"{box.path}/cmd/{command['id']}/logs", timeout=5)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 def resident(pid: int) -> int:
     with open(f"/proc/{pid}/statm") as handle:
         return int(handle.read().split()[1]) * 4096

@@ -203,20 +203,26 @@ class Stream:
         self.headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
 
     async def send(self, request: Request, send: Send) -> None:
+        if request.method == "HEAD":
+            await self.pieces.aclose()
+            await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+            await send({"type": "http.response.body", "body": b""})
+            return
         await request.discard()
         task = asyncio.current_task()
         assert task is not None
         watcher = asyncio.create_task(request.disconnected(), name="watch client")
-        watcher.add_done_callback(lambda _: task.cancel("client gone") if not finished else None)
         finished = False
+        watcher.add_done_callback(lambda _: None if finished else task.cancel())
         try:
             await self._send(send)
             finished = True
         except BaseException as error:
             finished = True
-            gone = watcher.done()
+            gone = watcher.done()  # before we cut the connection ourselves
             request.abort()
-            await request_gone(watcher)
+            # Until the cut is noticed the connection would still take a half answer for a whole one.
+            await asyncio.wait((watcher,), timeout=1)
             if isinstance(error, asyncio.CancelledError):
                 task.uncancel()
                 raise (ClientGone() if gone else StreamCut()) from None
@@ -230,11 +236,6 @@ class Stream:
         async for piece in self.pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-
-async def request_gone(watcher: asyncio.Task[None]) -> None:
-    """Wait for the connection that was just cut to be reported as gone."""
-    await asyncio.wait((watcher,), timeout=1)
 
 
 async def started(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
