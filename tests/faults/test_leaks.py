@@ -16,7 +16,7 @@ import pytest
 from sandkeep.errors import SandkeepError
 from sandkeep.host.driver import Limits, ProcessSpec, SessionRef, SessionSpec
 from sandkeep.host.rootfs import Bind, Lower, Rootfs
-from tests.faults.watching import Being, all_gone, all_pids, being, eventually
+from tests.faults.watching import Being, all_gone, all_pids, being, family
 from tests.lab import Lab
 from tests.labs import MODES, Ask, everywhere, opened
 
@@ -53,9 +53,12 @@ class Traces:
 
 
 def _namespaces_in_use() -> set[str]:
-    """Every namespace a process is in, an open descriptor names, or a mount pins."""
+    """Every namespace one of our processes is in or has open, or a mount of ours pins.
+
+    Ours only: the kernel gives the number of a namespace that is gone to the next one made on the machine.
+    """
     found: set[str] = set()
-    for pid in all_pids():
+    for pid in (one.pid for one in family(os.getpid())):
         for directory in (f"/proc/{pid}/ns", f"/proc/{pid}/fd"):
             try:
                 for name in os.listdir(directory):
@@ -147,7 +150,10 @@ def _lives(lab: Lab, count: int, *, at_once: int) -> None:
     before = _picture(lab)
     lab.do(run())
     assert len(traces.beings) == 2 * count
-    eventually(lambda: not traces.left())
+    deadline = time.monotonic() + 10
+    while left := traces.left():
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.02)
     _same(lab, before)
 
 
