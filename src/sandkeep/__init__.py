@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from sandkeep.sdk._async.client import Client
     from sandkeep.sdk._async.files import Batch, Files
+    from sandkeep.sdk._async.images import Images
     from sandkeep.sdk._async.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
     from sandkeep.sdk._async.paging import Listing, Page
     from sandkeep.sdk._async.process import Process
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from sandkeep.sdk._async.terminal import Terminal
     from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
     from sandkeep.sdk.concurrent import Opening
+    from sandkeep.sdk.images import Image, Pulled
     from sandkeep.sdk.queries import (
         DriveQuery,
         DriveQueryByCreated,
@@ -117,6 +119,7 @@ _WHERE = {
     "query_sandboxes query_sessions query_snapshots resume_sandbox",
     "sdk._async.client": "Client",
     "sdk._async.files": "Batch Files",
+    "sdk._async.images": "Images",
     "sdk._async.openfile": "BinaryReader BinaryWriter TextFileReader TextFileWriter",
     "sdk._async.paging": "Listing Page",
     "sdk._async.process": "Process",
@@ -126,6 +129,7 @@ _WHERE = {
     "sdk._async.terminal": "Terminal",
     "sdk.bodies": "Configuration Duration NewConfiguration",
     "sdk.concurrent": "Opening",
+    "sdk.images": "Image Pulled",
     "sdk.queries": "DriveQuery DriveQueryByCreated DriveQueryByName DriveQueryByUpdated SandboxQuery "
     "SandboxQueryByCreated SandboxQueryByName SandboxQueryByStatusUpdated SessionQuery SnapshotQuery",
     "sdk.values": "CompletedProcess Drive FileChange FileStat OutputChunk OutputGap ProcessInfo Route "
@@ -157,6 +161,8 @@ __all__ = [
     "Files",
     "Forward",
     "GitSource",
+    "Image",
+    "Images",
     "Listing",
     "Matcher",
     "Mount",
@@ -173,6 +179,7 @@ __all__ = [
     "Process",
     "ProcessInfo",
     "ProcessStatus",
+    "Pulled",
     "RequestMatch",
     "Resources",
     "Respond",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from sandkeep.sync.client import Client
     from sandkeep.sync.files import Batch, Files
+    from sandkeep.sync.images import Images
     from sandkeep.sync.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
     from sandkeep.sync.paging import Listing, Page
     from sandkeep.sync.process import Process
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from sandkeep.sync.streams import ByteReader, StdinWriter, TextReader
     from sandkeep.sync.terminal import Terminal
     from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
+    from sandkeep.sdk.images import Image, Pulled
     from sandkeep.sdk.queries import (
         DriveQuery,
         DriveQueryByCreated,
@@ -117,6 +119,7 @@ _WHERE = {
     "query_sandboxes query_sessions query_snapshots resume_sandbox",
     "sync.client": "Client",
     "sync.files": "Batch Files",
+    "sync.images": "Images",
     "sync.openfile": "BinaryReader BinaryWriter TextFileReader TextFileWriter",
     "sync.paging": "Listing Page",
     "sync.process": "Process",
@@ -125,6 +128,7 @@ _WHERE = {
     "sync.streams": "ByteReader StdinWriter TextReader",
     "sync.terminal": "Terminal",
     "sdk.bodies": "Configuration Duration NewConfiguration",
+    "sdk.images": "Image Pulled",
     "sdk.queries": "DriveQuery DriveQueryByCreated DriveQueryByName DriveQueryByUpdated SandboxQuery "
     "SandboxQueryByCreated SandboxQueryByName SandboxQueryByStatusUpdated SessionQuery SnapshotQuery",
     "sdk.values": "CompletedProcess Drive FileChange FileStat OutputChunk OutputGap ProcessInfo Route "
@@ -156,6 +160,8 @@ __all__ = [
     "Files",
     "Forward",
     "GitSource",
+    "Image",
+    "Images",
     "Listing",
     "Matcher",
     "Mount",
@@ -171,6 +177,7 @@ __all__ = [
     "Process",
     "ProcessInfo",
     "ProcessStatus",
+    "Pulled",
     "RequestMatch",
     "Resources",
     "Respond",

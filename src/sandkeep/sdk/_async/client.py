@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from sandkeep.errors import NameTaken, NotFound, SnapshotGone
 from sandkeep.sdk import bodies
+from sandkeep.sdk._async.images import Images
 from sandkeep.sdk._async.listing import fetch_drives, fetch_sessions, fetch_snapshots, with_cursor
 from sandkeep.sdk._async.paging import Listing, Page
 from sandkeep.sdk._async.sandbox import BOOT_SECONDS, Hook, Sandbox, start_fork
@@ -60,6 +61,8 @@ class Client:
             InvalidRequest: the URL is not one.
         """
         self._transport = Transport(resolve(url, token, project), timeout=duration(timeout).total_seconds())
+        self.images = Images(self._transport)
+        """What sandboxes start from."""
 
     def __repr__(self) -> str:
         target = self._transport.target

@@ -6,6 +6,7 @@ from sandkeep.server.routes import (
     drives,
     events,
     files,
+    images,
     meta,
     processes,
     sandboxes,
@@ -15,5 +16,5 @@ from sandkeep.server.routes import (
 
 
 def all_endpoints() -> list[Endpoint]:
-    modules = (sandboxes, sessions, commands, files, snapshots, drives, processes, events, meta)
+    modules = (sandboxes, sessions, commands, files, snapshots, drives, images, processes, events, meta)
     return [endpoint for module in modules for endpoint in module.table.endpoints]
