@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sandkeep.cli.ending import FAILED, Ended
-from sandkeep.cli.framework import App, Group, argument, command, option, several
+from sandkeep.cli.framework import App, Group, argument, command, finish, option, several
 from sandkeep.cli.listing import paged, paging
 from sandkeep.cli.output import ago, size
 from sandkeep.cli.values import SIZE
@@ -79,10 +78,7 @@ def rm(app: App, name: tuple[str, ...]) -> None:
             result["removed"] = True
             if not app.json:
                 app.out.line(each)
-    if app.json:
-        app.out.json(results)
-    if any("error" in result for result in results):
-        raise Ended(FAILED)
+    finish(app, results)
 
 
 def _show(app: App, drive: Drive) -> None:

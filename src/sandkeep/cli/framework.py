@@ -266,3 +266,13 @@ def several(app: App, results: list[dict[str, Any]], name: str) -> Iterator[dict
     except SandkeepError as error:
         say(error.message, error.hint or hint_for(error))
         result["error"] = error.to_json()
+
+
+def finish(app: App, results: list[dict[str, Any]]) -> None:
+    """After all of them: what became of each, and failure if one failed."""
+    from sandkeep.cli.ending import FAILED, Ended
+
+    if app.json:
+        app.out.json(results)
+    if any("error" in result for result in results):
+        raise Ended(FAILED)

@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from sandkeep.cli import show
-from sandkeep.cli.ending import FAILED, Ended
-from sandkeep.cli.framework import App, command, option, sandbox_argument, several
+from sandkeep.cli.framework import App, command, finish, option, sandbox_argument, several
 from sandkeep.cli.listing import paged, paging
 from sandkeep.cli.output import ago, pairs, size, span
 from sandkeep.cli.values import TAG
@@ -99,7 +98,7 @@ def stop(app: App, name: tuple[str, ...]) -> None:
                 if stopped.snapshot is not None:
                     taken = stopped.snapshot
                     app.note(f"  files are kept in {taken.id} ({size(taken.size_bytes)})")
-    _end(app, results)
+    finish(app, results)
 
 
 @command(
@@ -124,11 +123,4 @@ def rm(app: App, name: tuple[str, ...], delete_orphan_snapshots: bool) -> None:
             result["removed"] = True
             if not app.json:
                 app.out.line(each)
-    _end(app, results)
-
-
-def _end(app: App, results: list[dict[str, Any]]) -> None:
-    if app.json:
-        app.out.json(results)
-    if any("error" in result for result in results):
-        raise Ended(FAILED)
+    finish(app, results)

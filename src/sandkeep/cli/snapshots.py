@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandkeep.cli.ending import FAILED, Ended
-from sandkeep.cli.framework import App, Group, argument, command, option, sandbox_argument, several
+from sandkeep.cli.framework import App, Group, argument, command, finish, option, sandbox_argument, several
 from sandkeep.cli.listing import paged, paging
 from sandkeep.cli.output import ago, size
 from sandkeep.cli.values import LIFETIME
@@ -186,10 +185,7 @@ def rm(app: App, snapshot: tuple[str, ...]) -> None:
             result["removed"] = True
             if not app.json:
                 app.out.line(each)
-    if app.json:
-        app.out.json(results)
-    if any("error" in result for result in results):
-        raise Ended(FAILED)
+    finish(app, results)
 
 
 for each in (ls, get, tree, rm):
