@@ -84,11 +84,29 @@ def test_a_failure_in_the_middle_is_the_last_record() -> None:
         raise SessionStopped("session x has stopped", session="x")
 
     async def run() -> None:
-        found = b"".join(await collect(output.batched(output.guarded(broken())))).splitlines()
+        found = b"".join(await collect(output.batched(output.guarded(broken(), print)))).splitlines()
         assert json.loads(found[1]) == {
             "stream": "error",
             "data": {"code": "sandbox_stopped", "message": "session x has stopped"},
         }
+
+    asyncio.run(run())
+
+
+def test_a_failure_nobody_foresaw_is_logged_and_told_without_its_cause() -> None:
+    logged: list[str] = []
+
+    async def broken() -> AsyncGenerator[bytes, None]:
+        yield b"first\n"
+        raise RuntimeError("secret")
+
+    def log(message: str, **facts: object) -> None:
+        logged.append(f"{message}: {facts['error']}")
+
+    async def run() -> None:
+        found = b"".join(await collect(output.guarded(broken(), log)))
+        assert b"sandbox_stream_closed" in found and b"secret" not in found
+        assert logged == ["stream failed: secret"]
 
     asyncio.run(run())
 

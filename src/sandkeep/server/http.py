@@ -79,50 +79,34 @@ class Request:
         return int(value) if value is not None and value.isdigit() else None
 
     async def body(self, limit: int) -> bytes:
-        """The whole body. Raises `BodyTooLarge` without reading more than ``limit`` bytes."""
-        message = await self._first(limit)
-        data: bytes = message.get("body", b"")
-        if not message.get("more_body"):
-            self.body_read = True
-            _check(len(data), limit)
-            return data
-        parts, size = [data], len(data)
-        async for piece in self._rest(limit, size):
-            parts.append(piece)
-        return b"".join(parts)
+        """The whole body. Raises `BodyTooLarge` without reading much more than ``limit`` bytes."""
+        parts = [piece async for piece in self.stream(limit)]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def stream(self, limit: int) -> AsyncIterator[bytes]:
         """The body as it arrives. The client is held back while nobody asks for the next piece."""
-        message = await self._first(limit)
-        data: bytes = message.get("body", b"")
-        _check(len(data), limit)
-        if data:
-            yield data
-        if message.get("more_body"):
-            async for piece in self._rest(limit, len(data)):
-                yield piece
-        self.body_read = True
-
-    async def _first(self, limit: int) -> Message:
         _check(self.content_length() or 0, limit)
+        size = 0
+        while not self.body_read:
+            piece = await self._piece()
+            if piece is None:
+                raise ClientGone
+            size += len(piece)
+            _check(size, limit)
+            if piece:
+                yield piece
+
+    async def _piece(self) -> bytes | None:
+        """What has arrived; ``None`` when the client is gone.
+
+        That the body is complete is noted at once: whoever takes the last piece may never ask for another.
+        """
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
-        return message
-
-    async def _rest(self, limit: int, size: int) -> AsyncIterator[bytes]:
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            data: bytes = message.get("body", b"")
-            size += len(data)
-            _check(size, limit)
-            more = message.get("more_body", False)
-            if data:
-                yield data
-        self.body_read = True
+            return None
+        self.body_read = not message.get("more_body", False)
+        piece: bytes = message.get("body", b"")
+        return piece
 
     async def discard(self) -> bool:
         """Read what is left of the body, within reason, so that an early answer is seen.
@@ -134,15 +118,12 @@ class Request:
         if self.header(b"expect") is not None or (self.content_length() or 0) > _LEFTOVER:
             return False
         left = _LEFTOVER
-        while left > 0:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
+        while left > 0 and not self.body_read:
+            piece = await self._piece()
+            if piece is None:
                 return False
-            left -= len(message.get("body", b""))
-            if not message.get("more_body"):
-                self.body_read = True
-                return True
-        return False
+            left -= len(piece)
+        return self.body_read
 
     def _has_body(self) -> bool:
         return bool(self.content_length()) or self.header(b"transfer-encoding") is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final
 
 from sandkeep.errors import SandkeepError
@@ -90,8 +90,10 @@ async def batched(
         await pieces.aclose()
 
 
-async def guarded(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same pieces; a failure becomes the last record."""
+async def guarded(
+    pieces: AsyncGenerator[bytes, None], log: Callable[..., None]
+) -> AsyncGenerator[bytes, None]:
+    """The same pieces; a failure becomes the last record, and one nobody foresaw is logged."""
     try:
         async for piece in pieces:
             yield piece
@@ -100,6 +102,9 @@ async def guarded(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
         if code not in ("sandbox_stopped", "not_found"):
             code = "sandbox_stream_closed"
         yield error_record(code, error.message)
+    except Exception as error:
+        log("stream failed", level="error", error=error)
+        yield error_record("sandbox_stream_closed", "contact with the session was lost")
     finally:
         await pieces.aclose()
 

@@ -57,7 +57,7 @@ async def run_command(call: Call) -> Reply | Stream:
     )
     if not body.wait:
         return json_reply(CommandShown(command=show.command(process)))
-    records = output.guarded(_run_records(call.engine.processes, process, logs=body.logs))
+    records = output.guarded(_run_records(call.engine.processes, process, logs=body.logs), call.app.log)
     # Clients that did not ask for output take the second line for the last one: no heartbeats for them.
     return Stream(NDJSON, output.batched(records, heartbeat=b"\n" if body.logs else b""))
 
@@ -134,7 +134,7 @@ async def command_logs(call: Call) -> Stream:
     where = (scope.project, session, call.params["command"])
     call.engine.processes.get(*where)
     records = output.text_records(call.engine.processes.output(*where))
-    return Stream(NDJSON, output.batched(output.guarded(records)))
+    return Stream(NDJSON, output.batched(output.guarded(records, call.app.log)))
 
 
 @table.route(

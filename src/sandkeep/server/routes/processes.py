@@ -68,7 +68,7 @@ async def process_output(call: Call) -> Stream:
         return Stream(
             output.FRAMES, output.batched(output.byte_frames(items), heartbeat=output.FRAME_HEARTBEAT)
         )
-    return Stream(NDJSON, output.batched(output.guarded(output.byte_records(items))))
+    return Stream(NDJSON, output.batched(output.guarded(output.byte_records(items), call.app.log)))
 
 
 @table.route(
