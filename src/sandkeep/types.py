@@ -68,6 +68,8 @@ class SessionStatus(StrEnum):
 
 
 class SnapshotStatus(StrEnum):
+    """Whether a snapshot can be started from."""
+
     CREATED = "created"
     DELETED = "deleted"
     FAILED = "failed"
@@ -82,6 +84,8 @@ class SnapshotMethod(StrEnum):
 
 
 class ProcessStatus(StrEnum):
+    """A process's life; ``lost`` is one whose session ended under it."""
+
     RUNNING = "running"
     EXITED = "exited"
     FAILED = "failed"
@@ -90,22 +94,30 @@ class ProcessStatus(StrEnum):
 
 
 class OutputStream(StrEnum):
+    """What a process prints to."""
+
     STDOUT = "stdout"
     STDERR = "stderr"
 
 
 class MountMode(StrEnum):
+    """How a drive is mounted: writable by one session, or as it was when the session started."""
+
     READ_WRITE = "read-write"
     SNAPSHOT = "snapshot"
 
 
 class PolicyMode(StrEnum):
+    """The kinds of network policy."""
+
     ALLOW_ALL = "allow-all"
     DENY_ALL = "deny-all"
     CUSTOM = "custom"
 
 
 class FileKind(StrEnum):
+    """What a directory entry is."""
+
     FILE = "file"
     DIRECTORY = "directory"
     SYMLINK = "symlink"
@@ -124,11 +136,15 @@ class Tier(StrEnum):
 
 
 class SortOrder(StrEnum):
+    """Smallest or oldest first, or last."""
+
     ASC = "asc"
     DESC = "desc"
 
 
 class SandboxSort(StrEnum):
+    """What sandboxes are ordered by."""
+
     CREATED_AT = "createdAt"
     NAME = "name"
     STATUS_UPDATED_AT = "statusUpdatedAt"
@@ -136,6 +152,8 @@ class SandboxSort(StrEnum):
 
 
 class DriveSort(StrEnum):
+    """What drives are ordered by."""
+
     CREATED_AT = "createdAt"
     UPDATED_AT = "updatedAt"
     NAME = "name"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import ssl
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from threading import Lock
 from time import sleep
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from sandkeep.sdk.address import trust
 
 if TYPE_CHECKING:
     import httpcore2
@@ -33,12 +34,12 @@ else:
     Pool = object
 
 
-def open_pool(*, socket: str | None, tls: ssl.SSLContext | None, connections: int) -> Pool:
+def open_pool(*, socket: str | None, tls: bool, connections: int) -> Pool:
     """Connections to one server; opened when first needed."""
     import httpcore2
 
     return httpcore2.ConnectionPool(
-        ssl_context=tls, uds=socket, max_connections=connections, keepalive_expiry=10.0
+        ssl_context=trust() if tls else None, uds=socket, max_connections=connections, keepalive_expiry=10.0
     )
 
 

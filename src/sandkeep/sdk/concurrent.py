@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from types import TracebackType
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import anyio
 from anyio import Lock, sleep
 from anyio.lowlevel import RunVar, checkpoint, current_token
+
+from sandkeep.sdk.address import trust
 
 if TYPE_CHECKING:
     import httpcore2
@@ -35,12 +36,12 @@ else:
     Pool = object
 
 
-def open_pool(*, socket: str | None, tls: ssl.SSLContext | None, connections: int) -> Pool:
+def open_pool(*, socket: str | None, tls: bool, connections: int) -> Pool:
     """Connections to one server; opened when first needed."""
     import httpcore2
 
     return httpcore2.AsyncConnectionPool(
-        ssl_context=tls, uds=socket, max_connections=connections, keepalive_expiry=10.0
+        ssl_context=trust() if tls else None, uds=socket, max_connections=connections, keepalive_expiry=10.0
     )
 
 
@@ -91,10 +92,10 @@ class Opening(Generic[T]):
     async def __aenter__(self) -> T:
         # Finished even when the caller is cancelled meanwhile: otherwise nobody would clean it up.
         with anyio.CancelScope(shield=True):
-            opened = await self._start()
-        self._opened = opened
-        await opened.__aenter__()
-        return opened
+            self._opened = await self._start()
+        assert self._opened is not None
+        await self._opened.__aenter__()
+        return self._opened
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

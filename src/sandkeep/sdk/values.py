@@ -146,6 +146,7 @@ class Session:
 
     @property
     def is_running(self) -> bool:
+        """Whether it was running when this was asked."""
         return self.status is SessionStatus.RUNNING
 
     @classmethod
@@ -460,18 +461,22 @@ class FileStat:
 
     @property
     def name(self) -> str:
+        """The last part of its path."""
         return posixpath.basename(self.path)
 
     @property
     def is_file(self) -> bool:
+        """Whether it is a regular file."""
         return self.kind is FileKind.FILE
 
     @property
     def is_dir(self) -> bool:
+        """Whether it is a directory."""
         return self.kind is FileKind.DIRECTORY
 
     @property
     def is_symlink(self) -> bool:
+        """Whether it is a symbolic link."""
         return self.kind is FileKind.SYMLINK
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sandkeep.errors import RequestTimeout
 from sandkeep.sdk import bodies
 from sandkeep.sync.files import Files
 from sandkeep.sync.process import Process
@@ -68,11 +69,14 @@ class Runner:
 
         When the caller is cancelled, or interrupted, the process is killed.
         """
+        process: Process | None = None
         # Shielded, so that a process which was started is one we know and can kill.
         with shielded(_START_SECONDS):
             process = self.create_process(
                 command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
             )
+        if process is None:
+            raise RequestTimeout(f"{command} was not started in {_START_SECONDS:g} seconds")
         return process.complete(input, timeout=timeout, check=check, capture=capture_output)
 
     def create_process(

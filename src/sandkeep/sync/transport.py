@@ -7,7 +7,6 @@ were made in; using a transport from another one is refused instead of failing i
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -243,14 +242,15 @@ class Transport:
             raise InvalidRequest("this client is closed")
         here = current_token()
         if self._pool is None:
-            tls = ssl.create_default_context() if self.target.url.startswith("https:") else None
             if self.target.socket is not None:
                 try:
                     self._address = Address(self.target.socket)
                 except FileNotFoundError as error:
                     raise _unreachable(self.target, error) from error
             address = None if self._address is None else self._address.path
-            self._pool = open_pool(socket=address, tls=tls, connections=CONNECTIONS)
+            self._pool = open_pool(
+                socket=address, tls=self.target.url.startswith("https:"), connections=CONNECTIONS
+            )
             self._belongs_to = here
         elif self._belongs_to != here:
             raise InvalidRequest(

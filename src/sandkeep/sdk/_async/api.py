@@ -12,8 +12,15 @@ from sandkeep.sdk.concurrent import Opening, per_run
 from sandkeep.sdk.queries import DriveQuery, SandboxQuery, SessionQuery, SnapshotQuery
 from sandkeep.sdk.values import Drive, SandboxInfo, Session, Snapshot
 
-default_client = per_run(Client)
-"""The client the functions use: of this event loop (or process), closed when that ends."""
+_client = per_run(Client)
+
+
+def default_client() -> Client:
+    """The client the functions use: of this event loop (or process), closed when that ends.
+
+    It is made when first needed, from the environment as it is then.
+    """
+    return _client()
 
 
 def create_sandbox(

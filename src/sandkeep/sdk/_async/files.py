@@ -9,19 +9,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from contextlib import aclosing
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sandkeep.errors import NotDirectory, PathExists, PathNotFound
-from sandkeep.sdk import local, tarball
 from sandkeep.sdk._async.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
 from sandkeep.sdk._async.recovery import Recovery
 from sandkeep.sdk._async.transport import Body, Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.concurrent import Opening, sleep
-from sandkeep.sdk.local import Progress
 from sandkeep.sdk.values import FileChange, FileStat, Transferred
 from sandkeep.types import duration, refuse
 from sandkeep.wire.additions import FileList, FileObject, FileShown, LinkShown, Written
+
+if TYPE_CHECKING:
+    from sandkeep.sdk.local import Progress, TreeReader, TreeWriter
 
 TRANSFER_SECONDS = 300.0
 """How long a file operation may go without a sign of life."""
@@ -302,6 +303,8 @@ class Files:
         Raises:
             FileNotFoundError: there is no such local file.
         """
+        from sandkeep.sdk import local
+
         here = os.fspath(source)
         if os.path.isdir(here):
             return await self._upload_tree(here, target, ignore, progress)
@@ -336,6 +339,8 @@ class Files:
         Raises:
             PathNotFound: there is no such file in the sandbox.
         """
+        from sandkeep.sdk import local
+
         found = await self.stat(source)
         here = os.fspath(target)
         if found.is_dir:
@@ -452,7 +457,9 @@ class Files:
         prefix = "/".join(part for part in posixpath.normpath(target).split("/") if part not in ("", "."))
         if ".." in prefix.split("/"):
             refuse("target", "must not have .. in it")
-        sent: list[local.TreeReader] = []
+        from sandkeep.sdk import local
+
+        sent: list[TreeReader] = []
 
         def body() -> AsyncIterator[bytes]:
             sent.append(local.TreeReader(root, prefix, ignore, progress))
@@ -468,7 +475,9 @@ class Files:
         if ignore:
             body["ignore"] = list(ignore)
 
-        async def fetch(session: str) -> local.TreeWriter:
+        from sandkeep.sdk import local
+
+        async def fetch(session: str) -> TreeWriter:
             writer = local.TreeWriter(target, progress)
             try:
                 async with self._transport.stream(
@@ -567,6 +576,8 @@ class Batch:
 
     async def send(self) -> None:
         """Send what was gathered so far and begin anew."""
+        from sandkeep.sdk import tarball
+
         entries, self._entries = self._entries, {}
         for absolute in (False, True):
             chosen = {path: entry for path, entry in entries.items() if path.startswith("/") is absolute}

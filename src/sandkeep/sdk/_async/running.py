@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sandkeep.errors import RequestTimeout
 from sandkeep.sdk import bodies
 from sandkeep.sdk._async.files import Files
 from sandkeep.sdk._async.process import Process
@@ -67,11 +68,14 @@ class Runner:
 
         When the caller is cancelled, or interrupted, the process is killed.
         """
+        process: Process | None = None
         # Shielded, so that a process which was started is one we know and can kill.
         with shielded(_START_SECONDS):
             process = await self.create_process(
                 command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
             )
+        if process is None:
+            raise RequestTimeout(f"{command} was not started in {_START_SECONDS:g} seconds")
         return await process.complete(input, timeout=timeout, check=check, capture=capture_output)
 
     async def create_process(
