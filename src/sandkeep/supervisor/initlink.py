@@ -15,6 +15,8 @@ _PACKET: Final = 64 << 10
 
 class InitLink:
     def __init__(self, control: socket.socket) -> None:
+        # Never wait for init: it may be frozen, and what is inside must not stop what is outside.
+        control.setblocking(False)
         self._control = control
 
     def fileno(self) -> int:

@@ -1,7 +1,9 @@
 """From a specification to a running init: what the supervisor does before it supervises.
 
-Runs in a fresh fork of the zygote, single-threaded. Either returns a ``Booted`` session with every barrier
-in place, or raises and leaves nothing: the child is killed, control groups removed, descriptors closed.
+Runs in a fresh fork of the zygote, single-threaded, in two steps. ``prepare`` does what needs no
+specification: ids, control groups, namespaces, network. It can be done ahead, so that a create finds it
+done. ``activate`` does the rest. Each either succeeds or raises and leaves nothing: the child is killed,
+control groups removed, descriptors closed.
 """
 
 from __future__ import annotations
@@ -85,7 +87,10 @@ class Host:
     def _sweep(self) -> None:
         """Control groups of supervisors that died before they could remove them."""
         for name in self.hierarchy.leftovers():
-            if not _is_locked(f"{self.data_dir}/sessions/{name}/lock"):
+            if not any(
+                _is_locked(lock)
+                for lock in (f"{self.data_dir}/sessions/{name}/lock", f"{self.data_dir}/ready/{name}")
+            ):
                 group = self.hierarchy.open(name)
                 if group.capabilities["kill"].usable:
                     group.kill()
@@ -131,6 +136,8 @@ class Booted:
         self.limits: dict[str, Any] = {}
         self.listeners: list[int] = []
         self.netns = -1
+        self.userns = -1
+        self.absent: dict[str, str] = {}
 
     def abandon(self) -> None:
         """Undo everything, from any half-way point."""
@@ -145,55 +152,72 @@ class Booted:
             self.control.close()
         for fd in (*self.slot_fds, *self.listeners):
             os.close(fd)
-        if self.netns >= 0:
-            os.close(self.netns)
+        for fd in (self.netns, self.userns):
+            if fd >= 0:
+                os.close(fd)
         if self.cgroup is not None:
             self.cgroup.remove()
         if self.range_fd >= 0:
             os.close(self.range_fd)
 
 
-def boot(host: Host, spec: dict[str, Any], directory: str) -> Booted:
-    """Start the session described by ``spec`` with its private state below ``directory``."""
+def prepare(host: Host, name: str, accept: frozenset[str] = frozenset()) -> Booted:
+    """Everything up to the root filesystem, with the control groups called ``name``."""
     booted = Booted()
     try:
-        _start(host, spec, directory, booted)
+        if host.mode == "root":
+            booted.base, booted.range_fd = idrange.take(host.counter)
+        booted.cgroup = host.hierarchy.create(name)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        booted.control = ours
+        _clone(host, booted, ours, theirs)
+        theirs.close()
+        booted.userns = _map_ids(host, booted)
+        # Before init leaves for a cgroup namespace of its own, so that its root there is the session's group.
+        booted.cgroup.attach(booted.pid, cgroup2=False)
+        request = {"accept": sorted(accept & OPTIONAL), "switch_ids": host.mode != "single"}
+        ours.send(json.dumps(request).encode())
+        booted.absent, booted.listeners = _await_report(ours)
     except BaseException:
         booted.abandon()
         raise
     return booted
 
 
-def _start(host: Host, spec: dict[str, Any], directory: str, booted: Booted) -> None:
-    root_mode = host.mode == "root"
+def activate(host: Host, booted: Booted, spec: dict[str, Any], directory: str) -> None:
+    """Give a prepared session its limits and its root filesystem, with private state below ``directory``."""
+    try:
+        _activate(host, booted, spec, directory)
+    except BaseException:
+        booted.abandon()
+        raise
+
+
+def _activate(host: Host, booted: Booted, spec: dict[str, Any], directory: str) -> None:
+    assert booted.cgroup is not None
+    assert booted.control is not None
     for slot in spec["rootfs"]["slots"]:
         os.makedirs(f"{directory}/fs/{slot['name']}", exist_ok=True)
         os.makedirs(f"{directory}/work/{slot['name']}", exist_ok=True)
         if slot["drive"] and not slot["lowers"] and host.mode != "single":
             os.chown(f"{directory}/fs/{slot['name']}", DEFAULT_USER, DEFAULT_USER)
-    if root_mode:
-        booted.base, booted.range_fd = idrange.take(host.counter)
-    booted.cgroup = host.hierarchy.create(spec["session"])
     booted.limits = apply_limits(host, booted.cgroup, spec)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    booted.control = ours
-    _clone(host, booted, ours, theirs)
-    theirs.close()
-    userns = _map_ids(host, booted)
-    builder = mounts.Builder(host.data_dir, userns=userns if root_mode else -1, base=booted.base)
+    root_mode = host.mode == "root"
+    builder = mounts.Builder(host.data_dir, userns=booted.userns if root_mode else -1, base=booted.base)
     try:
-        booted.cgroup.attach(booted.pid, cgroup2=False)
-        setup, fds = _prepare(host, spec, directory, booted, builder)
-        sockets.send(ours, json.dumps(setup).encode(), fds)
+        setup, fds = _setup(host, spec, directory, booted, builder)
+        sockets.send(booted.control, json.dumps(setup).encode(), fds)
         for fd in fds[len(booted.slot_fds) :]:
             os.close(fd)
     except OSError as error:
         raise _unavailable("root-filesystem", error) from error
     finally:
         builder.close()
-        os.close(userns)
-    absent, booted.listeners = _await_ready(ours, frozenset(setup["accept"]))
+    absent, _ = _await_report(booted.control)
+    os.close(booted.userns)
+    booted.userns = -1
     booted.root_fd = booted.slot_fds[0]
+    absent |= booted.absent
     booted.barriers = {
         name: {"state": "absent", "why": absent[name]} if name in absent else {"state": "in force"}
         for name in BARRIERS
@@ -237,16 +261,19 @@ def _child(host: Host, control: socket.socket) -> None:
     """Never returns. Whatever goes wrong is said on the control socket first."""
     try:
         control = inside.scrub(control)
-        setup, fds = inside.receive_setup(control)
+        request, _ = inside.receive_setup(control)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         syscalls.scrub_command_line("sandkeep-init")
-        absent, listeners = inside.take_shape(control, setup, fds)
-        steps = inside.Steps(frozenset(setup["accept"]))
-        steps.run("seccomp", _install_filter, host.filter)
-        sockets.send(control, json.dumps({"ready": {**absent, **steps.absent}}).encode(), listeners)
+        absent, listeners = inside.prepare(request)
+        sockets.send(control, json.dumps({"ready": absent}).encode(), listeners)
         for fd in listeners:
             os.close(fd)
-        init.Init(control, switch_ids=setup["switch_ids"]).run()
+        setup, fds = inside.receive_setup(control)
+        absent = inside.take_shape(setup, fds)
+        steps = inside.Steps(frozenset(setup["accept"]))
+        steps.run("seccomp", _install_filter, host.filter)
+        control.send(json.dumps({"ready": {**absent, **steps.absent}}).encode())
+        init.Init(control, switch_ids=request["switch_ids"]).run()
     except inside.BarrierError as error:
         report = {"barrier": error.barrier, "errno": error.error.errno, "why": str(error.error)}
         control.send(json.dumps({"error": report}).encode())
@@ -285,7 +312,7 @@ def _map_ids(host: Host, booted: Booted) -> int:
     return namespace
 
 
-def _prepare(
+def _setup(
     host: Host, spec: dict[str, Any], directory: str, booted: Booted, builder: mounts.Builder
 ) -> tuple[dict[str, Any], list[int]]:
     rootfs = spec["rootfs"]
@@ -310,7 +337,6 @@ def _prepare(
         "slots": [{"target": s["target"], "make": s["drive"]} for s in rootfs["slots"]],
         "binds": [target for _, target, _ in rootfs["binds"]],
         "device_tree": host.mode == "root",
-        "switch_ids": host.mode != "single",
         "gid_tty": 5 if host.mode != "single" else 0,
         "cgroups": _visible_groups(host),
         "max_processes": booted.limits["pids"].get("per_user"),
@@ -335,13 +361,14 @@ def _anchor() -> str:
     return next(path for path in ("/mnt", "/tmp", "/usr") if os.path.isdir(path))
 
 
-def _await_ready(control: socket.socket, accepted: frozenset[str]) -> tuple[dict[str, str], list[int]]:
+def _await_report(control: socket.socket) -> tuple[dict[str, str], list[int]]:
+    """What init did without, as it was allowed to, and the descriptors it sends."""
     control.settimeout(30)
     data, fds = sockets.receive(control)
     control.settimeout(None)
     report: dict[str, Any] = json.loads(data) if data else {"crash": "init ended without a word"}
     if "ready" in report:
-        return {name: why for name, why in report["ready"].items() if name in accepted}, fds
+        return report["ready"], fds
     for fd in fds:
         os.close(fd)
     if "error" in report:

@@ -80,10 +80,14 @@ def _range_in(path: str) -> int | None:
 class NativeDriver:
     """Sessions as Linux namespaces, below one data directory."""
 
-    def __init__(self, data_dir: str, *, mode: Mode | None = None, host: str = "local") -> None:
+    def __init__(
+        self, data_dir: str, *, mode: Mode | None = None, host: str = "local", pool: int = 0
+    ) -> None:
+        """``pool`` is how many sessions to keep prepared, some megabytes each, so that creates are quick."""
         self.host = host
         self.data_dir = os.path.abspath(data_dir)
         self.mode: Mode = mode or choose_mode()
+        self._pool = pool
         self._zygote: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._controls: dict[SessionRef, control.Control] = {}
@@ -121,7 +125,17 @@ class NativeDriver:
         script = os.path.join(os.path.dirname(__file__), "start_zygote.py")
         with theirs:
             self._zygote = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-E", script, str(theirs.fileno()), self.data_dir, self.mode],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-E",
+                    script,
+                    str(theirs.fileno()),
+                    self.data_dir,
+                    self.mode,
+                    str(self._pool),
+                ],
                 env={},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -73,12 +73,24 @@ class Steps:
             return None
 
 
-def take_shape(
-    control: socket.socket, setup: dict[str, Any], fds: list[int]
-) -> tuple[dict[str, str], list[int]]:
-    """Turn this process into the session's init.
+def prepare(request: dict[str, Any]) -> tuple[dict[str, str], list[int]]:
+    """What needs no root filesystem: identity, namespaces, network, capabilities.
 
     Returns the accepted barriers that are absent, with reasons, and the listeners all traffic is steered to.
+    Capabilities go from the bounding set only, so the mounts that follow are still possible.
+    """
+    steps = Steps(frozenset(request["accept"]))
+    steps.run("id-range", _become_root, request["switch_ids"])
+    steps.run("mount-namespace", syscalls.mount, None, "/", None, MS_REC | syscalls.MS_PRIVATE)
+    steps.run("cgroup-namespace", syscalls.unshare, syscalls.CLONE_NEWCGROUP)
+    steps.run("network-namespace", netlink.loopback_up)
+    listeners: list[int] = steps.run("network-steering", netlink.steer) or []
+    steps.run("capabilities", _drop_bounding_set)
+    return steps.absent, listeners
+
+
+def take_shape(setup: dict[str, Any], fds: list[int]) -> dict[str, str]:
+    """Move into the session's root filesystem. Returns the accepted barriers that are absent, with reasons.
 
     ``fds`` are, in the order ``setup`` lists them: one mount per slot, the device tree if any, one mount per
     bind.
@@ -86,14 +98,11 @@ def take_shape(
     steps = Steps(frozenset(setup["accept"]))
     slots = setup["slots"]
     mounts = iter(fds)
-    steps.run("id-range", _become_root, setup["switch_ids"])
-    steps.run("mount-namespace", syscalls.mount, None, "/", None, MS_REC | syscalls.MS_PRIVATE)
     steps.run("root-filesystem", _attach_root, next(mounts), setup["anchor"])
     for path in ("dev", "proc", "sys"):
         steps.run("root-filesystem", _require_directory, path)
     for slot in slots[1:]:
         steps.run("root-filesystem", _attach, next(mounts), slot["target"].lstrip("/"), slot["make"])
-    steps.run("cgroup-namespace", syscalls.unshare, syscalls.CLONE_NEWCGROUP)
     steps.run("proc", syscalls.mount, "proc", "proc", "proc", _QUIET)
     if setup["device_tree"]:
         steps.run("devices", syscalls.move_mount, next(mounts), "dev")
@@ -107,15 +116,12 @@ def take_shape(
     for target in setup["binds"]:
         steps.run("root-filesystem", _attach, next(mounts), target.lstrip("/"))
     steps.run("mount-namespace", _switch_root)
-    steps.run("network-namespace", netlink.loopback_up)
-    listeners: list[int] = steps.run("network-steering", netlink.steer) or []
     steps.run("uts-namespace", syscalls.sethostname, setup["hostname"])
     if setup["max_processes"]:
         resource.setrlimit(resource.RLIMIT_NPROC, (setup["max_processes"],) * 2)
-    steps.run("capabilities", _drop_bounding_set)
     for fd in fds:
         os.close(fd)
-    return steps.absent, listeners
+    return steps.absent
 
 
 def _become_root(switch: bool) -> None:

@@ -12,11 +12,12 @@ import fcntl
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import time
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from sandkeep.errors import InternalError, SandkeepError
 from sandkeep.host.native import boot
@@ -24,8 +25,11 @@ from sandkeep.linux import sockets, syscalls
 from sandkeep.supervisor import checkpoint as checkpoint  # imported here so that no supervisor imports later
 from sandkeep.supervisor.session import Supervisor
 
+_QUIET_SECONDS: Final = 0.02
+"""How long nothing must have been asked before the pool is refilled: never beside a create."""
 
-def main(control_fd: int, data_dir: str, mode: str) -> NoReturn:
+
+def main(control_fd: int, data_dir: str, mode: str, pool: int) -> NoReturn:
     control = socket.socket(fileno=control_fd)
     os.set_inheritable(control_fd, False)
     try:
@@ -40,7 +44,7 @@ def main(control_fd: int, data_dir: str, mode: str) -> NoReturn:
     control.send(
         json.dumps({"ready": os.getpid(), "cgroup": host.hierarchy.layout, "limits": capabilities}).encode()
     )
-    _serve(control, host)
+    _serve(control, host, Pool(host, control, pool))
 
 
 def _plain(error: OSError) -> dict[str, Any]:
@@ -98,21 +102,119 @@ def _settle() -> None:
     gc.disable()
 
 
-def _serve(control: socket.socket, host: boot.Host) -> NoReturn:
+def _serve(control: socket.socket, host: boot.Host, pool: Pool) -> NoReturn:
     while True:
+        if not pool.wait(control):
+            pool.refill()
+            continue
         data, fds = sockets.receive(control)
         if not data:
             os._exit(0)
         request = json.loads(data)
-        host.counter += 1
-        pid = os.fork()
-        if pid == 0:
-            control.close()
-            if "spawn" in request:
+        if "spawn" in request:
+            if _fork(host) == 0:
+                control.close()
                 _spawn(request["spawn"], request["env"], fds[0])
-            _supervise(host, request["session"], socket.socket(fileno=fds[0]))
+        elif not pool.give(data, fds) and _fork(host) == 0:
+            control.close()
+            _supervise(host, request["session"], socket.socket(fileno=fds[0]), None)
         for fd in fds:
             os.close(fd)
+
+
+def _fork(host: boot.Host) -> int:
+    host.counter += 1
+    return os.fork()
+
+
+class Pool:
+    """Supervisors that have prepared a session ahead of anybody asking for it.
+
+    Kept at ``size``, refilled only while nothing else is to do. Where preparing fails there is no pool: each
+    session is then made from the beginning, and whoever asked for it hears why that fails.
+    """
+
+    def __init__(self, host: boot.Host, control: socket.socket, size: int) -> None:
+        self._host = host
+        self._control = control
+        self._size = size
+        self._ready: list[socket.socket] = []
+        self._making: socket.socket | None = None
+
+    def wait(self, control: socket.socket) -> bool:
+        """Whether the caller has said something, or the moment has come to do something for the pool."""
+        waiting = [control, *([self._making] if self._making else [])]
+        short = len(self._ready) < self._size and self._making is None
+        readable, _, _ = select.select(waiting, (), (), _QUIET_SECONDS if short else None)
+        return control in readable
+
+    def refill(self) -> None:
+        """Take in what has become ready, or begin another."""
+        if self._making is not None:
+            made, self._making = self._making, None
+            if made.recv(16):
+                self._ready.append(made)
+            else:
+                made.close()
+                self._size = 0
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if _fork(self._host) == 0:
+            self._control.close()
+            ours.close()
+            for other in self._ready:
+                other.close()
+            _wait_for_work(self._host, theirs)
+        theirs.close()
+        self._making = ours
+
+    def give(self, request: bytes, fds: list[int]) -> bool:
+        """Hand a request to a prepared supervisor, if there is one that lives."""
+        while self._ready:
+            with self._ready.pop(0) as ready:
+                try:
+                    sockets.send(ready, request, fds)
+                except OSError:
+                    continue
+                return True
+        return False
+
+
+def _wait_for_work(host: boot.Host, work: socket.socket) -> NoReturn:
+    """The life of a prepared supervisor until it gets a session, or the zygote is gone."""
+    booted: boot.Booted | None = None
+    name = f"ready-{os.getpid()}-{host.counter}"
+    path = f"{host.data_dir}/ready/{name}"
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        syscalls.scrub_command_line("sandkeep-ready")
+        os.makedirs(f"{host.data_dir}/ready", mode=0o700, exist_ok=True)
+        # Says that the control groups of this name are somebody's, for as long as we live.
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        _KEPT.append(fd)
+        booted = boot.prepare(host, name)
+        work.send(b"ready")
+        data, fds = sockets.receive(work)
+        work.close()
+        if data:
+            ready, booted = booted, None
+            _supervise(host, json.loads(data)["session"], socket.socket(fileno=fds[0]), ready)
+    except (OSError, SandkeepError):
+        pass  # the zygote sees us go
+    finally:
+        if booted is not None:
+            booted.abandon()
+        _forget_ready(path)
+        os._exit(0)
+
+
+def _forget_ready(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
 
 
 def _spawn(argv: list[str], environment: dict[str, str], fd: int) -> NoReturn:
@@ -127,16 +229,17 @@ def _spawn(argv: list[str], environment: dict[str, str], fd: int) -> NoReturn:
         os._exit(127)
 
 
-def _supervise(host: boot.Host, session: str, reply: socket.socket) -> NoReturn:
+def _supervise(host: boot.Host, session: str, reply: socket.socket, ready: boot.Booted | None) -> NoReturn:
     """The life of a supervisor. ``reply`` hears once how the start went."""
     try:
         started = time.monotonic_ns()
-        os.setsid()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if ready is None:
+            os.setsid()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         syscalls.scrub_command_line(f"sandkeep-supervisor {session}")
         directory = f"{host.data_dir}/sessions/{session}"
         try:
-            supervisor = _begin(host, directory)
+            supervisor = _begin(host, directory, ready)
         except Exception as error:
             _remove_work(f"{directory}/work")
             failure = error
@@ -152,6 +255,8 @@ def _supervise(host: boot.Host, session: str, reply: socket.socket) -> NoReturn:
         reply.close()
         supervisor.run()
     finally:
+        if ready is not None and ready.cgroup is not None:
+            _forget_ready(f"{host.data_dir}/ready/{ready.cgroup.name}")
         os._exit(0)
 
 
@@ -165,12 +270,19 @@ def _remove_work(path: str) -> None:
         pass  # never made, or somebody's problem to see in the caller's own attempt
 
 
-def _begin(host: boot.Host, directory: str) -> Supervisor:
+def _begin(host: boot.Host, directory: str, booted: boot.Booted | None) -> Supervisor:
     dir_fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     lock = _hold_lock(dir_fd)
     with open(f"{directory}/spec.json", encoding="utf-8") as handle:
         spec = json.load(handle)
-    booted = boot.boot(host, spec, directory)
+    if booted is not None and not spec["accept"]:
+        boot.activate(host, booted, spec, directory)
+    else:
+        # With barriers waived even the first steps may go another way, so they are done anew.
+        if booted is not None:
+            booted.abandon()
+        booted = boot.prepare(host, spec["session"], frozenset(spec["accept"]))
+        boot.activate(host, booted, spec, directory)
     try:
         listener = sockets.listen_in(dir_fd, "supervisor.sock")
         os.makedirs(f"{directory}/processes", exist_ok=True)
@@ -188,7 +300,6 @@ _KEPT: list[int] = []
 
 
 def _hold_lock(dir_fd: int) -> int:
-
     lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
     fcntl.flock(lock, fcntl.LOCK_EX)  # recovery may hold it for a moment to look
     return lock
