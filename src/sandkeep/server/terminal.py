@@ -15,11 +15,26 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from sandkeep.engine.engine import Engine
-from sandkeep.errors import NotFound, SandkeepError, StdinStalled, StdinUnavailable
+from sandkeep.errors import (
+    ExecutableNotFound,
+    ExecutableRefused,
+    NotFound,
+    SandkeepError,
+    StdinStalled,
+    StdinUnavailable,
+)
 from sandkeep.server.http import Receive, Scope, Send
 from sandkeep.store.rows import Process, ProcessKind, ProcessStatus
 from sandkeep.supervisor.outputlog import Chunk
-from sandkeep.wire.terminal import MAX_FRAME, Resize, Start, exit_message, read_message
+from sandkeep.wire.terminal import (
+    MAX_FRAME,
+    NOT_EXECUTABLE,
+    NOT_FOUND,
+    Resize,
+    Start,
+    exit_message,
+    read_message,
+)
 
 PATH: Final = "/v2/interactive/"
 TICKET_SECONDS: Final = 300.0
@@ -78,7 +93,7 @@ class Terminals:
         except SandkeepError as error:
             # A close frame has room for 123 bytes.
             reason = error.message.encode()[:120].decode(errors="ignore")
-            await send({"type": "websocket.close", "code": _UNEXPECTED, "reason": reason})
+            await send({"type": "websocket.close", "code": _code(error), "reason": reason})
         finally:
             self._open.discard(task)
 
@@ -168,3 +183,9 @@ async def _read_start(receive: Receive) -> Start | None:
         return None
     start = read_message(message["text"])
     return start if isinstance(start, Start) else None
+
+
+def _code(error: SandkeepError) -> int:
+    if isinstance(error, ExecutableNotFound):
+        return NOT_FOUND
+    return NOT_EXECUTABLE if isinstance(error, ExecutableRefused) else _UNEXPECTED

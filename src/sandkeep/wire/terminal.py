@@ -10,6 +10,8 @@ from msgspec import Meta, field
 from sandkeep.types import refuse
 from sandkeep.wire.base import Body, decode, encode
 
+NOT_FOUND, NOT_EXECUTABLE = 4127, 4126
+"""How a connection is closed when the program is not there, or cannot be run."""
 MAX_FRAME = 65_536
 """Bytes of one message to a client; some drop the connection at a larger one."""
 DEFAULT_COLUMNS = 80

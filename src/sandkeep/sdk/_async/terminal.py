@@ -9,11 +9,18 @@ from typing import Any
 
 import msgspec
 
-from sandkeep.errors import StreamClosed, TransportError
+from sandkeep.errors import (
+    ExecutableNotFound,
+    ExecutableRefused,
+    SandkeepError,
+    StreamClosed,
+    TransportError,
+)
 from sandkeep.sdk._async.transport import Transport, read
-from sandkeep.sdk.concurrent import shielded
+from sandkeep.sdk.concurrent import Lock, shielded
 from sandkeep.sdk.websocket import Closed, Frames, Handshake
 from sandkeep.wire.responses import TerminalOpened
+from sandkeep.wire.terminal import NOT_EXECUTABLE, NOT_FOUND
 
 _READ = 1 << 16
 _SECONDS = 60.0
@@ -30,6 +37,7 @@ class Terminal:
         self._held = AsyncExitStack()
         self._network: Any = None
         self._frames = Frames()
+        self._sending = Lock()
         self._buffer = bytearray()
         self._closed = False
         self._returncode: int | None = None
@@ -60,6 +68,8 @@ class Terminal:
         """What the program printed: up to ``size`` bytes, at least one; nothing when it has ended.
 
         Raises:
+            ExecutableNotFound: there is no such program.
+            ExecutableRefused: it is there and cannot be run.
             StreamClosed: the connection or the session ended before the program.
         """
         while not self._buffer and not self._closed:
@@ -128,7 +138,7 @@ class Terminal:
             elif isinstance(message, Closed):
                 self._closed = True
                 if self._returncode is None:
-                    raise StreamClosed(f"the terminal was closed: {message.reason or message.code}")
+                    raise _refusal(message)
             else:
                 self._returncode = int(msgspec.json.decode(message).get("code", 0))
                 self._closed = True
@@ -140,8 +150,18 @@ class Terminal:
         await self._flush()
 
     async def _flush(self) -> None:
-        data = self._frames.to_send()
-        if data:
-            if self._network is None:
-                raise StreamClosed("the terminal is closed")
-            await self._network.write(data, timeout=_SECONDS)
+        # Whoever reads answers pings, so two may have something to send; frames must not get into each other.
+        async with self._sending:
+            data = self._frames.to_send()
+            if data:
+                if self._network is None:
+                    raise StreamClosed("the terminal is closed")
+                await self._network.write(data, timeout=_SECONDS)
+
+
+def _refusal(closed: Closed) -> SandkeepError:
+    if closed.code == NOT_FOUND:
+        return ExecutableNotFound(closed.reason)
+    if closed.code == NOT_EXECUTABLE:
+        return ExecutableRefused(closed.reason)
+    return StreamClosed(f"the terminal was closed: {closed.reason or closed.code}")
