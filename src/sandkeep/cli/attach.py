@@ -30,7 +30,7 @@ _EXTENSION: Final = timedelta(minutes=5)
 _MARGIN: Final = timedelta(minutes=2)
 _LOOK: Final = 30.0
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_SANE: Final = b"\033[?1049l\033[?1000l\033[?1002l\033[?1003l\033[?1006l\033[?2004l\033[?25h\033[0m\r\n"
+_SANE: Final = b"\033[?1047l\033[?1000l\033[?1002l\033[?1003l\033[?1006l\033[?2004l\033[?25h\033[0m\r\n"
 """Out of the alternate screen, no mouse reports, no bracketed paste, a cursor, no colours."""
 _PASSED_ON: Final = ("TERM", "COLORTERM", "LANG", "LC_ALL")
 

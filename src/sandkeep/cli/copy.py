@@ -76,7 +76,7 @@ def _upload(
 ) -> tuple[Transferred, str]:
     total = _measure(source)
     if target.endswith("/") or _is_directory(box, target):
-        target = posixpath.join(target, os.path.basename(os.path.abspath(source)))
+        target = posixpath.normpath(posixpath.join(target, os.path.basename(os.path.abspath(source))))
     with app.bar(f"Sending {source}") as bar:
         done = box.fs.upload(
             source, target, ignore=ignore, progress=lambda at: bar.update(at.bytes, total, what=at.path)

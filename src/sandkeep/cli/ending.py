@@ -126,7 +126,8 @@ def hint_for(error: SandkeepError) -> str | None:
     if isinstance(error, SnapshotGone):
         return "'sandkeep snapshots ls' shows which are left, 'sandkeep rollback' goes back to one"
     if isinstance(error, NotFound):
-        listed = _LISTED_BY.get(str(error.details.get("kind")))
+        listed = _LISTED_BY.get(str(error.details.get("kind")), "")
+        listed = listed.replace("NAME", str(error.details.get("sandbox", "NAME")))
         return f"'{listed}' shows what there is" if listed else None
     if isinstance(error, NameTaken):
         return "'sandkeep connect' opens a shell in it, 'sandkeep rm' removes it"
@@ -145,11 +146,18 @@ def _misused(name: str, error: click.UsageError) -> int:
     else:
         path = error.ctx.command_path if error.ctx is not None else f"sandkeep {name}"
         hint = f"'{path} --help' explains it"
-    message = error.message if isinstance(error, click.NoSuchOption) else error.format_message()
-    if isinstance(error, click.NoSuchOption):
-        message = f"no option {error.option_name}"
-    say(message.rstrip(".").replace("\n", " "), hint)
+    say(_in_our_words(error).rstrip("."), hint)
     return USAGE
+
+
+def _in_our_words(error: click.UsageError) -> str:
+    if isinstance(error, click.NoSuchOption):
+        return f"no option {error.option_name}"
+    if isinstance(error, click.BadParameter) and error.param is not None and error.ctx is not None:
+        name = error.param.get_error_hint(error.ctx).replace("'", "")
+        missing = isinstance(error, click.MissingParameter)
+        return f"{name} is missing" if missing else f"{name}: {error.message}"
+    return error.format_message()
 
 
 def _before_dashes(args: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep.types import ProcessStatus
 
 if TYPE_CHECKING:
-    from sandkeep.sync import Process, Sandbox
+    from sandkeep.sync import Sandbox
 
 SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi")
 """The best shell the sandbox has."""
@@ -122,7 +122,7 @@ def perform(app: App, box: Sandbox, command: tuple[str, ...], values: dict[str, 
     if values.get("interactive") and attach.possible():
         if wanted is not None:
             raise click.UsageError("--timeout cannot be given together with --interactive")
-        return attach.attach(
+        status = attach.attach(
             box,
             command,
             cwd=values["workdir"],
@@ -130,6 +130,9 @@ def perform(app: App, box: Sandbox, command: tuple[str, ...], values: dict[str, 
             sudo=values["sudo"],
             extend=not values["no_extend_timeout"],
         )
+        if status > 128:
+            _explain(box, box.current_session.id, "the terminal was open", line=False)
+        return status
     with app.busy(f"Starting {command[0]} in {box.name}"):
         process = box.create_process(
             command[0],
@@ -142,21 +145,28 @@ def perform(app: App, box: Sandbox, command: tuple[str, ...], values: dict[str, 
         )
     status = follow(process, stdin=bool(values.get("interactive")))
     if process.status is not ProcessStatus.EXITED:
-        _explain(app, box, process)
+        ended = _explain(box, process.session_id, f"{command[0]} ran")
+        if process.reason and not ended:
+            app.note(f"{command[0]}: {process.reason}")
     return status
 
 
-def _explain(app: App, box: Sandbox, process: Process) -> None:
-    """A command that was ended from outside: by its session's end, perhaps, which has a reason."""
+def _explain(box: Sandbox, session_id: str, meanwhile: str, *, line: bool = True) -> bool:
+    """Something was ended from outside: say so if that was the end of its session.
+
+    ``line``: whether the cursor is at the beginning of one.
+    """
     try:
         session = box.refresh().current_session
     except SandkeepError:
-        return
-    if session.id == process.session_id and not session.is_running:
-        limit = span(session.execution_time_limit)
-        say(
-            f"the session ended while {process.command} ran; its timeout is {limit}",
-            f"'sandkeep config timeout {box.name} 1h' gives later ones more time",
-        )
-    elif process.reason and not app.quiet:
-        say(f"{process.command}: {process.reason}")
+        return False
+    if session.id != session_id or session.is_running:
+        return False
+    if not line:
+        click.echo(err=True)
+    say(
+        f"the session of {box.name} ended while {meanwhile}; its timeout is "
+        f"{span(session.execution_time_limit)}",
+        f"'sandkeep config timeout {box.name} 1h' gives later ones more time",
+    )
+    return True

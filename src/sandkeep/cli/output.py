@@ -103,7 +103,7 @@ def ago(value: datetime | None) -> str:
         return "-"
     seconds = (datetime.now(UTC) - value).total_seconds()
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
-        count = int(abs(seconds) // length)
+        count = int(abs(seconds) / length + 0.1)  # "in 30 days" also a moment later
         if count:
             words = f"{count} {unit}{'s' if count > 1 else ''}"
             return f"{words} ago" if seconds > 0 else f"in {words}"
