@@ -9,6 +9,7 @@ status    meaning
 125       ``run``, ``exec``, ``sh`` and ``connect``: sandkeep failed, not the command
 126, 127  the same four: the command cannot be run, or is not there
 130       interrupted
+141       whoever read the output has stopped reading
 other     the same four: the exit status of the command itself, 128 + n after signal n
 ========  ====================================================================================
 """
@@ -36,7 +37,8 @@ from sandkeep.errors import (
     Unauthenticated,
 )
 
-FAILED, USAGE, OURS, NOT_EXECUTABLE, NO_SUCH_COMMAND, INTERRUPTED = 1, 2, 125, 126, 127, 130
+FAILED, USAGE, OURS, NOT_EXECUTABLE, NO_SUCH_COMMAND = 1, 2, 125, 126, 127
+INTERRUPTED, READER_GONE = 130, 141
 
 RUNNING: Final = frozenset({"run", "exec", "sh", "connect"})
 """Commands whose exit status is that of what they run."""
@@ -60,6 +62,10 @@ class Ended(Exception):
         self.status = status
 
 
+class ReaderGone(Exception):
+    """Nobody reads our output any more. Not an ``OSError``: click would answer that in its own way."""
+
+
 def guarded(name: str, args: list[str]) -> int:
     """Run a command and turn whatever it raises into an exit status."""
     debug = "SANDKEEP_DEBUG" in os.environ or "--debug" in _before_dashes(args)
@@ -80,14 +86,14 @@ def guarded(name: str, args: list[str]) -> int:
     except SandkeepError as error:
         if debug:
             raise
-        say(error.message, error.hint or hint_for(error))
+        say(error.message, hint_for(error))
         return status_of(error, running=name in RUNNING)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGone):
         # The reader went away. Point stdout elsewhere so that the interpreter's own flush stays quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return READER_GONE
     except OSError as error:
         if debug:
             raise
@@ -122,7 +128,13 @@ def say(message: str, hint: str | None = None) -> None:
 
 
 def hint_for(error: SandkeepError) -> str | None:
-    """What to run next, for errors that do not say so themselves."""
+    """What to run next: what the error says itself, unless that is meant for programs."""
+    if isinstance(error, NotFound) and error.details.get("kind") == "image":
+        return "'sandkeep images pull' fetches one from a registry, 'sandkeep images ls' shows what there is"
+    return error.hint or _command_for(error)
+
+
+def _command_for(error: SandkeepError) -> str | None:
     if isinstance(error, SnapshotGone):
         return "'sandkeep snapshots ls' shows which are left, 'sandkeep rollback' goes back to one"
     if isinstance(error, NotFound):

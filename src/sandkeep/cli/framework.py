@@ -162,7 +162,12 @@ class Command(click.Command):
         prefix = "sandkeep."
         values = {key[len(prefix) :]: value for key, value in ctx.meta.items() if key.startswith(prefix)}
         ctx.obj = App(values)
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            from sandkeep.cli.ending import ReaderGone
+
+            raise ReaderGone from None
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return ["-h", "--help"]
@@ -264,7 +269,7 @@ def several(app: App, results: list[dict[str, Any]], name: str) -> Iterator[dict
     try:
         yield result
     except SandkeepError as error:
-        say(error.message, error.hint or hint_for(error))
+        say(error.message, hint_for(error))
         result["error"] = error.to_json()
 
 

@@ -30,12 +30,19 @@ EMBEDDED_IDLE_SECONDS = 300.0
     metavar="FILE",
     help="JSON file [default: settings.json in the data directory, if it exists]",
 )
-@option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How the log is written, on standard error.",
+)
 @option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
+    help="What is worth a line.",
 )
 @option("--idle-exit", type=float, metavar="SECONDS", help="End when unused for so long.")
 @option("--embedded", is_flag=True, hidden=True)
