@@ -75,14 +75,15 @@ class Upkeep:
 
     async def _end_idle(self) -> None:
         now = self._context.now_ms()
-        for session in self._store.sessions.active_on_host(self._context.driver.host):
+        active = self._store.sessions.active_on_host(self._context.driver.host)
+        self._activity = {s.id: self._activity[s.id] for s in active if s.id in self._activity}
+        for session in active:
             if session.status is not SessionStatus.RUNNING or session.idle_timeout_ms is None:
                 continue
             last = max(self._activity.get(session.id, 0), session.started_ms or 0)
             busy = self._store.processes.running(session.project, session.id)
             if not busy and now - last >= session.idle_timeout_ms:
                 await self._sessions.stop(session.project, session.id)
-                self._activity.pop(session.id, None)
 
     async def _expire_snapshots(self) -> None:
         for snapshot in self._store.snapshots.expired_everywhere(now_ms=self._context.now_ms()):

@@ -92,9 +92,12 @@ class Control:
             number = self._next
             future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
             self._waiting[number] = future
-            self._writer.write(
-                protocol.encode({"id": number, "op": op, "generation": self._generation, **body}, blob)
-            )
+            request = {"id": number, "op": op, "generation": self._generation, **body}
+            try:
+                self._writer.write(protocol.encode(request, blob))
+            except (RuntimeError, OSError):
+                # uvloop says so at once when the other end is gone; asyncio lets the reader find out.
+                self._drop(gone(self._directory))
         try:
             return await future
         finally:
@@ -170,8 +173,10 @@ class Control:
             if feeder is not None:
                 await feeder
         except (asyncio.IncompleteReadError, ConnectionError):
-            if feeder is not None and feeder.done() and not feeder.cancelled() and feeder.exception():
-                raise feeder.exception() from None  # type: ignore[misc]
+            if feeder is not None and feeder.done() and not feeder.cancelled():
+                failure = feeder.exception()
+                if failure is not None and not isinstance(failure, ConnectionError):
+                    raise failure from None  # the source failed, and with it the operation
             raise gone(self._directory) from None
         finally:
             if feeder is not None:
@@ -183,13 +188,19 @@ class Control:
             async for piece in data:
                 view = memoryview(piece)
                 while view:
-                    writer.write(protocol.HEADER.pack(0, min(len(view), _PIECE)))
-                    writer.write(view[:_PIECE])
+                    await _write(writer, protocol.HEADER.pack(0, min(len(view), _PIECE)), view[:_PIECE])
                     view = view[_PIECE:]
-                    await writer.drain()
-            writer.write(protocol.encode({"end": True}))
-            await writer.drain()
+            await _write(writer, protocol.encode({"end": True}))
         except Exception:
             # The source failed: cut the connection, so that what was sent never becomes a file.
             writer.transport.abort()
             raise
+
+
+async def _write(writer: asyncio.StreamWriter, *pieces: bytes | memoryview) -> None:
+    try:
+        for piece in pieces:
+            writer.write(piece)
+        await writer.drain()
+    except RuntimeError as error:
+        raise ConnectionResetError(str(error)) from error  # uvloop's word for a closed transport

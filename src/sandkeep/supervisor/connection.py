@@ -172,6 +172,7 @@ class Stream:
         self._buffer = bytearray(rest)
         self._left = 0
         """Bytes of the current data frame still to be read."""
+        self._ended = False
 
     def rest(self) -> bytes:
         return bytes(self._buffer)
@@ -188,12 +189,15 @@ class Stream:
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes of the data the client sends; empty at its end."""
+        if self._ended:
+            return b""
         while self._left == 0:
             json_length, blob_length = protocol.decode_header(self._exactly(protocol.HEADER.size))
             if json_length:
                 body = protocol.decode_json(self._exactly(json_length))
                 self._exactly(blob_length)
                 if body.get("end"):
+                    self._ended = True
                     return b""
                 raise protocol.ProtocolError("expected data")
             self._left = blob_length

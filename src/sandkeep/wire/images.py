@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -61,4 +61,4 @@ class PullRecord(Object, kw_only=True, frozen=True):
 
     progress: PullProgress | UnsetType = UNSET
     image: ImageObject | UnsetType = UNSET
-    error: dict[str, object] | UnsetType = UNSET
+    error: dict[str, Any] | UnsetType = UNSET
