@@ -10,15 +10,14 @@ import fnmatch
 import os
 import secrets
 import stat
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO
 
 from sandkeep.errors import ArchiveError
 from sandkeep.sdk import tarball
 from sandkeep.sdk.values import Transferred
 
 PIECE = 1 << 18
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 Progress = Callable[[Transferred], object]
 
@@ -127,25 +126,45 @@ class FileWriter:
         directory = os.path.dirname(os.path.abspath(path))
         os.makedirs(directory, exist_ok=True)
         self._draft = os.path.join(directory, f".{secrets.token_hex(8)}.part")
-        self._handle: BinaryIO = open(self._draft, "xb")  # noqa: SIM115 - closed by finish or discard
+        self._fd = os.open(self._draft, _CREATE, 0o600)
         self.bytes = 0
 
+    @classmethod
+    def in_tree(cls, path: str) -> FileWriter:
+        """One of many, in a directory that is there: under its own name when nothing has it yet."""
+        self = cls.__new__(cls)
+        try:
+            self._fd = os.open(path, _CREATE, 0o600)
+        except FileExistsError:
+            return cls(path)
+        self._path = self._draft = path
+        self.bytes = 0
+        return self
+
     def write(self, data: bytes) -> None:
-        self._handle.write(data)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
         self.bytes += len(data)
 
     def finish(self, mode: int) -> None:
-        os.fchmod(self._handle.fileno(), mode & 0o777)
-        self._handle.close()
-        os.replace(self._draft, self._path)
+        os.fchmod(self._fd, mode & 0o777)
+        self._close()
+        if self._draft != self._path:
+            os.replace(self._draft, self._path)
 
     def discard(self) -> None:
         """After a failure."""
-        self._handle.close()
+        self._close()
         try:
             os.unlink(self._draft)
         except FileNotFoundError:
             pass
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class TreeWriter:
@@ -156,7 +175,7 @@ class TreeWriter:
         os.makedirs(self._root, exist_ok=True)
         self._feed = tarball.TarFeed()
         self._progress = progress
-        self._entry: tarfile.TarInfo | None = None
+        self._entry: tarball.Entry | None = None
         self._file: FileWriter | None = None
         self._left = 0
         self._modes: list[tuple[str, int]] = []
@@ -191,27 +210,27 @@ class TreeWriter:
             self._file.discard()
             self._file = None
 
-    def _start(self, entry: tarfile.TarInfo) -> None:
+    def _start(self, entry: tarball.Entry) -> None:
         name = entry.name.strip("/")
         if name in ("", "."):
             return
         path = self._place(name)
-        if entry.isdir():
+        if entry.kind == "directory":
             if not os.path.isdir(path) or os.path.islink(path):
                 os.mkdir(path)
             self._real.add(path)
             self._modes.append((path, (entry.mode & 0o777) | 0o700))
-        elif entry.issym():
+        elif entry.kind == "symlink":
             _remove(path)
-            os.symlink(entry.linkname, path)
+            os.symlink(entry.link, path)
             self._real.discard(path)
-        elif entry.islnk():
-            source = self._place(entry.linkname.strip("/"))
+        elif entry.kind == "hardlink":
+            source = self._place(entry.link.strip("/"))
             _remove(path)
             os.link(source, path, follow_symlinks=False)
             self.files += 1
-        elif entry.isreg():
-            self._file = FileWriter(path)
+        elif entry.kind == "file":
+            self._file = FileWriter.in_tree(path)
             self._entry, self._left = entry, entry.size
             if not entry.size:
                 self._content(b"")

@@ -20,7 +20,7 @@ FRAMES: Final = "application/x-sandkeep-output"
 FRAME: Final = struct.Struct("<IB3xQQ")
 _GAP_LENGTH: Final = struct.Struct("<Q")
 _STREAMS: Final = {1: OutputStream.STDOUT, 2: OutputStream.STDERR}
-_NOTHING, _GAP, _END = 0, 3, 4
+_NOTHING, _GAP, _END, _RECORD = 0, 3, 4, 5
 _LARGEST: Final = 64 << 20
 
 
@@ -31,7 +31,14 @@ class OutputEnd:
     offset: int
 
 
-OutputItem = OutputChunk | OutputGap | OutputEnd
+@dataclass(frozen=True, slots=True)
+class OutputRecord:
+    """Something in JSON between the frames of output."""
+
+    data: bytes
+
+
+OutputItem = OutputChunk | OutputGap | OutputEnd | OutputRecord
 
 
 class FrameReader:
@@ -62,6 +69,8 @@ class FrameReader:
                     yield OutputGap(offset, _GAP_LENGTH.unpack(body)[0])
                 elif kind == _END:
                     yield OutputEnd(offset)
+                elif kind == _RECORD:
+                    yield OutputRecord(body)
                 elif kind != _NOTHING:
                     raise TransportError(f"the server sent an output frame of unknown kind {kind}")
         finally:

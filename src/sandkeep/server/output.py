@@ -10,12 +10,13 @@ import asyncio
 import struct
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Final
+from typing import Any, Final
 
 from sandkeep.errors import SandkeepError
 from sandkeep.supervisor.outputlog import STDERR, Chunk, End, Gap, Item
 from sandkeep.types import OutputStream
 from sandkeep.wire import errors
+from sandkeep.wire.base import encode
 from sandkeep.wire.streams import HEARTBEAT, OutputText, error_record, output_record, record
 
 FULL: Final = 128 << 10
@@ -24,8 +25,8 @@ HEARTBEAT_SECONDS: Final = 15.0
 FRAMES: Final = "application/x-sandkeep-output"
 FRAME: Final = struct.Struct("<IB3xQQ")
 """Length of what follows, kind, time in µs, offset. Kinds: 0 nothing (a heartbeat), 1 stdout, 2 stderr,
-3 a gap (followed by its length as a 64-bit number), 4 the end."""
-_GAP, _END = 3, 4
+3 a gap (followed by its length as a 64-bit number), 4 the end, 5 a record in JSON."""
+_GAP, _END, _RECORD = 3, 4, 5
 _SIZE: Final = struct.Struct("<Q")
 
 _STREAMS = {1: OutputStream.STDOUT, STDERR: OutputStream.STDERR}
@@ -155,6 +156,12 @@ async def byte_frames(items: AsyncIterator[Item]) -> AsyncGenerator[bytes, None]
             yield FRAME.pack(_SIZE.size, _GAP, 0, item.offset) + _SIZE.pack(item.length)
         elif isinstance(item, End):
             yield FRAME.pack(0, _END, item.time_us, item.offset)
+
+
+def record_frame(value: Any) -> bytes:
+    """Something that is not output, between frames that are."""
+    data = encode(value)
+    return FRAME.pack(len(data), _RECORD, 0, 0) + data
 
 
 FRAME_HEARTBEAT: Final = FRAME.pack(0, 0, 0, 0)

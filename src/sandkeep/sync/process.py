@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal as signals
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -20,10 +20,10 @@ from sandkeep.errors import (
 )
 from sandkeep.sdk import bodies, retry
 from sandkeep.sync.streams import ByteReader, StdinWriter
-from sandkeep.sync.transport import Transport, read
+from sandkeep.sync.transport import Answer, Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import shielded, sleep
-from sandkeep.sdk.output import FRAMES, FrameReader, OutputEnd
+from sandkeep.sdk.output import FRAMES, FrameReader, OutputEnd, OutputItem, OutputRecord
 from sandkeep.sdk.values import TAIL, CompletedProcess, OutputChunk, OutputGap, ProcessInfo, failed
 from sandkeep.types import OutputStream, ProcessStatus, duration
 from sandkeep.wire.objects import CommandObject
@@ -33,6 +33,14 @@ LOOK_SECONDS = 8.0
 """How long one request waits for a process to end, before the next one does."""
 QUIET_SECONDS = 60.0
 """The server gives a sign of life more often than this while it follows a log."""
+
+
+def items_of(answer: Answer) -> Generator[OutputItem, None, None]:
+    """The frames of an answer."""
+    frames = FrameReader()
+    for piece in answer.pieces:
+        for item in frames.feed(piece):
+            yield item
 
 
 class Process:
@@ -188,13 +196,28 @@ class Process:
         return found
 
     def complete(
-        self, input: bytes | str | None, *, timeout: Duration | None, check: bool, capture: bool
+        self,
+        input: bytes | str | None,
+        *,
+        timeout: Duration | None = None,
+        live: Iterator[OutputItem] | None = None,
+        check: bool,
+        capture: bool,
     ) -> CompletedProcess:
-        """What ``run_process`` does after starting: see the process to its end, or kill it."""
+        """What ``run_process`` does after starting: see the process to its end, or kill it.
+
+        ``live`` is the rest of the answer that started it.
+        """
         try:
             stdout: bytes | None = None
             stderr: bytes | None = None
-            if capture:
+            if live is not None:
+                if input is not None:
+                    self._feed(input)
+                found = self._follow(live)
+                if capture:
+                    stdout, stderr = found
+            elif capture:
                 stdout, stderr = self.communicate(input, timeout)
             else:
                 if input is not None:
@@ -217,6 +240,28 @@ class Process:
                 )
             raise failed(done)
         return done
+
+    def _follow(self, live: Iterator[OutputItem]) -> tuple[bytes, bytes]:
+        """What it prints and how it ends; by the log and another request when the answer breaks off."""
+        found = {OutputStream.STDOUT: bytearray(), OutputStream.STDERR: bytearray()}
+        offset = 0
+        try:
+            for item in live:
+                if isinstance(item, OutputRecord):
+                    self._learn(item.data)
+                elif isinstance(item, OutputChunk | OutputGap):
+                    offset = item.end
+                    if isinstance(item, OutputChunk):
+                        found[item.stream] += item.data
+        except TransportError:
+            pass
+        if self.returncode is None:
+            with closing(self.output(offset)) as rest:
+                for item in rest:
+                    if isinstance(item, OutputChunk):
+                        found[item.stream] += item.data
+            self.wait()
+        return bytes(found[OutputStream.STDOUT]), bytes(found[OutputStream.STDERR])
 
     def _end(self, error: BaseException) -> None:
         try:
@@ -276,8 +321,9 @@ class Process:
                         attempt = 0
                         if isinstance(item, OutputEnd):
                             return
-                        offset = item.end
-                        yield item
+                        if isinstance(item, OutputChunk | OutputGap):
+                            offset = item.end
+                            yield item
                 if not follow:
                     return
                 raise StreamClosed("the log ended without its end", process=self.id)
@@ -287,20 +333,19 @@ class Process:
                     raise
                 sleep(retry.backoff(attempt))
 
-    def _items(
-        self, offset: int, follow: bool
-    ) -> Generator[OutputChunk | OutputGap | OutputEnd, None, None]:
-        frames = FrameReader()
-        with self._transport.stream(
-            "GET",
-            f"/v1/sessions/{self.session_id}/processes/{self.id}/output",
-            query={"offset": str(offset), "follow": "true" if follow else "false"},
-            headers={"Accept": FRAMES},
-            timeout=QUIET_SECONDS,
-        ) as answer:
-            for piece in answer.pieces:
-                for item in frames.feed(piece):
-                    yield item
+    def _items(self, offset: int, follow: bool) -> Generator[OutputItem, None, None]:
+        with (
+            self._transport.stream(
+                "GET",
+                f"/v1/sessions/{self.session_id}/processes/{self.id}/output",
+                query={"offset": str(offset), "follow": "true" if follow else "false"},
+                headers={"Accept": FRAMES},
+                timeout=QUIET_SECONDS,
+            ) as answer,
+            closing(items_of(answer)) as items,
+        ):
+            for item in items:
+                yield item
 
     def _bytes_of(self, stream: OutputStream) -> Generator[bytes, None, None]:
         with closing(self.output()) as items:

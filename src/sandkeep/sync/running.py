@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import Any
 
-from sandkeep.errors import RequestTimeout
+from sandkeep.errors import RequestTimeout, StreamClosed
 from sandkeep.sdk import bodies
 from sandkeep.sync.files import Files
-from sandkeep.sync.process import Process
+from sandkeep.sync.process import QUIET_SECONDS, Process, items_of
 from sandkeep.sync.recovery import Recovery
 from sandkeep.sync.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import shielded
+from sandkeep.sdk.output import FRAMES, OutputItem, OutputRecord
 from sandkeep.sdk.values import CompletedProcess
 from sandkeep.wire.responses import CommandShown
 
@@ -69,15 +72,55 @@ class Runner:
 
         When the caller is cancelled, or interrupted, the process is killed.
         """
-        process: Process | None = None
-        # Shielded, so that a process which was started is one we know and can kill.
-        with shielded(_START_SECONDS):
-            process = self.create_process(
-                command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
+        if timeout is not None:
+            process: Process | None = None
+            # Shielded, so that a process which was started is one we know and can kill.
+            with shielded(_START_SECONDS):
+                process = self.create_process(
+                    command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
+                )
+            if process is None:
+                raise _not_started(command)
+            return process.complete(input, timeout=timeout, check=check, capture=capture_output)
+        body = bodies.process(
+            command,
+            args,
+            cwd=cwd,
+            env=env,
+            sudo=sudo,
+            user=self._user,
+            kill_after=kill_after,
+            stdin=input is not None,
+        )
+        body.update(wait=True, logs=capture_output)
+        with ExitStack() as held:
+            started: tuple[Process, Iterator[OutputItem]] | None = None
+            with shielded(_START_SECONDS):
+                started = self._recovery.run(lambda session: self._run(session, body, held))
+            if started is None:
+                raise _not_started(command)
+            process, live = started
+            return process.complete(input, live=live, check=check, capture=capture_output)
+
+    def _run(
+        self, session: str, body: dict[str, Any], held: ExitStack
+    ) -> tuple[Process, Iterator[OutputItem]]:
+        """Start something whose output and end come in the same answer."""
+        answer = held.enter_context(
+            self._transport.stream(
+                "POST",
+                f"/v2/sandboxes/sessions/{session}/cmd",
+                json=body,
+                headers={"Accept": FRAMES},
+                timeout=QUIET_SECONDS,
             )
-        if process is None:
-            raise RequestTimeout(f"{command} was not started in {_START_SECONDS:g} seconds")
-        return process.complete(input, timeout=timeout, check=check, capture=capture_output)
+        )
+        live = held.enter_context(closing(items_of(answer)))
+        for item in live:
+            if isinstance(item, OutputRecord):
+                shown = read(CommandShown, item.data).command
+                return Process(self._transport, shown, stdin="attachStdin" in body), live
+        raise StreamClosed("the server did not say which process it started")
 
     def create_process(
         self,
@@ -125,6 +168,10 @@ class Runner:
             return Process(self._transport, read(CommandShown, answer).command, stdin=stdin)
 
         return self._recovery.run(send)
+
+
+def _not_started(command: str) -> RequestTimeout:
+    return RequestTimeout(f"{command} was not started in {_START_SECONDS:g} seconds")
 
 
 class SandboxUser(Runner):

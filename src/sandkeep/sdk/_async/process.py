@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal as signals
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -19,10 +19,10 @@ from sandkeep.errors import (
 )
 from sandkeep.sdk import bodies, retry
 from sandkeep.sdk._async.streams import ByteReader, StdinWriter
-from sandkeep.sdk._async.transport import Transport, read
+from sandkeep.sdk._async.transport import Answer, Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.concurrent import shielded, sleep
-from sandkeep.sdk.output import FRAMES, FrameReader, OutputEnd
+from sandkeep.sdk.output import FRAMES, FrameReader, OutputEnd, OutputItem, OutputRecord
 from sandkeep.sdk.values import TAIL, CompletedProcess, OutputChunk, OutputGap, ProcessInfo, failed
 from sandkeep.types import OutputStream, ProcessStatus, duration
 from sandkeep.wire.objects import CommandObject
@@ -32,6 +32,14 @@ LOOK_SECONDS = 8.0
 """How long one request waits for a process to end, before the next one does."""
 QUIET_SECONDS = 60.0
 """The server gives a sign of life more often than this while it follows a log."""
+
+
+async def items_of(answer: Answer) -> AsyncGenerator[OutputItem, None]:
+    """The frames of an answer."""
+    frames = FrameReader()
+    async for piece in answer.pieces:
+        for item in frames.feed(piece):
+            yield item
 
 
 class Process:
@@ -187,13 +195,28 @@ class Process:
         return found
 
     async def complete(
-        self, input: bytes | str | None, *, timeout: Duration | None, check: bool, capture: bool
+        self,
+        input: bytes | str | None,
+        *,
+        timeout: Duration | None = None,
+        live: AsyncIterator[OutputItem] | None = None,
+        check: bool,
+        capture: bool,
     ) -> CompletedProcess:
-        """What ``run_process`` does after starting: see the process to its end, or kill it."""
+        """What ``run_process`` does after starting: see the process to its end, or kill it.
+
+        ``live`` is the rest of the answer that started it.
+        """
         try:
             stdout: bytes | None = None
             stderr: bytes | None = None
-            if capture:
+            if live is not None:
+                if input is not None:
+                    await self._feed(input)
+                found = await self._follow(live)
+                if capture:
+                    stdout, stderr = found
+            elif capture:
                 stdout, stderr = await self.communicate(input, timeout)
             else:
                 if input is not None:
@@ -216,6 +239,28 @@ class Process:
                 )
             raise failed(done)
         return done
+
+    async def _follow(self, live: AsyncIterator[OutputItem]) -> tuple[bytes, bytes]:
+        """What it prints and how it ends; by the log and another request when the answer breaks off."""
+        found = {OutputStream.STDOUT: bytearray(), OutputStream.STDERR: bytearray()}
+        offset = 0
+        try:
+            async for item in live:
+                if isinstance(item, OutputRecord):
+                    self._learn(item.data)
+                elif isinstance(item, OutputChunk | OutputGap):
+                    offset = item.end
+                    if isinstance(item, OutputChunk):
+                        found[item.stream] += item.data
+        except TransportError:
+            pass
+        if self.returncode is None:
+            async with aclosing(self.output(offset)) as rest:
+                async for item in rest:
+                    if isinstance(item, OutputChunk):
+                        found[item.stream] += item.data
+            await self.wait()
+        return bytes(found[OutputStream.STDOUT]), bytes(found[OutputStream.STDERR])
 
     async def _end(self, error: BaseException) -> None:
         try:
@@ -275,8 +320,9 @@ class Process:
                         attempt = 0
                         if isinstance(item, OutputEnd):
                             return
-                        offset = item.end
-                        yield item
+                        if isinstance(item, OutputChunk | OutputGap):
+                            offset = item.end
+                            yield item
                 if not follow:
                     return
                 raise StreamClosed("the log ended without its end", process=self.id)
@@ -286,20 +332,19 @@ class Process:
                     raise
                 await sleep(retry.backoff(attempt))
 
-    async def _items(
-        self, offset: int, follow: bool
-    ) -> AsyncGenerator[OutputChunk | OutputGap | OutputEnd, None]:
-        frames = FrameReader()
-        async with self._transport.stream(
-            "GET",
-            f"/v1/sessions/{self.session_id}/processes/{self.id}/output",
-            query={"offset": str(offset), "follow": "true" if follow else "false"},
-            headers={"Accept": FRAMES},
-            timeout=QUIET_SECONDS,
-        ) as answer:
-            async for piece in answer.pieces:
-                for item in frames.feed(piece):
-                    yield item
+    async def _items(self, offset: int, follow: bool) -> AsyncGenerator[OutputItem, None]:
+        async with (
+            self._transport.stream(
+                "GET",
+                f"/v1/sessions/{self.session_id}/processes/{self.id}/output",
+                query={"offset": str(offset), "follow": "true" if follow else "false"},
+                headers={"Accept": FRAMES},
+                timeout=QUIET_SECONDS,
+            ) as answer,
+            aclosing(items_of(answer)) as items,
+        ):
+            async for item in items:
+                yield item
 
     async def _bytes_of(self, stream: OutputStream) -> AsyncGenerator[bytes, None]:
         async with aclosing(self.output()) as items:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
 
-from sandkeep.errors import RequestTimeout
+from sandkeep.errors import RequestTimeout, StreamClosed
 from sandkeep.sdk import bodies
 from sandkeep.sdk._async.files import Files
-from sandkeep.sdk._async.process import Process
+from sandkeep.sdk._async.process import QUIET_SECONDS, Process, items_of
 from sandkeep.sdk._async.recovery import Recovery
 from sandkeep.sdk._async.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.concurrent import shielded
+from sandkeep.sdk.output import FRAMES, OutputItem, OutputRecord
 from sandkeep.sdk.values import CompletedProcess
 from sandkeep.wire.responses import CommandShown
 
@@ -68,15 +71,55 @@ class Runner:
 
         When the caller is cancelled, or interrupted, the process is killed.
         """
-        process: Process | None = None
-        # Shielded, so that a process which was started is one we know and can kill.
-        with shielded(_START_SECONDS):
-            process = await self.create_process(
-                command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
+        if timeout is not None:
+            process: Process | None = None
+            # Shielded, so that a process which was started is one we know and can kill.
+            with shielded(_START_SECONDS):
+                process = await self.create_process(
+                    command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
+                )
+            if process is None:
+                raise _not_started(command)
+            return await process.complete(input, timeout=timeout, check=check, capture=capture_output)
+        body = bodies.process(
+            command,
+            args,
+            cwd=cwd,
+            env=env,
+            sudo=sudo,
+            user=self._user,
+            kill_after=kill_after,
+            stdin=input is not None,
+        )
+        body.update(wait=True, logs=capture_output)
+        async with AsyncExitStack() as held:
+            started: tuple[Process, AsyncIterator[OutputItem]] | None = None
+            with shielded(_START_SECONDS):
+                started = await self._recovery.run(lambda session: self._run(session, body, held))
+            if started is None:
+                raise _not_started(command)
+            process, live = started
+            return await process.complete(input, live=live, check=check, capture=capture_output)
+
+    async def _run(
+        self, session: str, body: dict[str, Any], held: AsyncExitStack
+    ) -> tuple[Process, AsyncIterator[OutputItem]]:
+        """Start something whose output and end come in the same answer."""
+        answer = await held.enter_async_context(
+            self._transport.stream(
+                "POST",
+                f"/v2/sandboxes/sessions/{session}/cmd",
+                json=body,
+                headers={"Accept": FRAMES},
+                timeout=QUIET_SECONDS,
             )
-        if process is None:
-            raise RequestTimeout(f"{command} was not started in {_START_SECONDS:g} seconds")
-        return await process.complete(input, timeout=timeout, check=check, capture=capture_output)
+        )
+        live = await held.enter_async_context(aclosing(items_of(answer)))
+        async for item in live:
+            if isinstance(item, OutputRecord):
+                shown = read(CommandShown, item.data).command
+                return Process(self._transport, shown, stdin="attachStdin" in body), live
+        raise StreamClosed("the server did not say which process it started")
 
     async def create_process(
         self,
@@ -124,6 +167,10 @@ class Runner:
             return Process(self._transport, read(CommandShown, answer).command, stdin=stdin)
 
         return await self._recovery.run(send)
+
+
+def _not_started(command: str) -> RequestTimeout:
+    return RequestTimeout(f"{command} was not started in {_START_SECONDS:g} seconds")
 
 
 class SandboxUser(Runner):

@@ -37,7 +37,7 @@ PATIENCE: Final = 10.0
     summary="Run a command; with wait, until it ends, and with logs, its output too",
     request=RunBody,
     response=CommandShown,
-    response_types=(NDJSON,),
+    response_types=(NDJSON, output.FRAMES),
     errors=(*REFUSALS, *NEEDS_SESSION, "executable_not_found", "executable_refused", "file_error"),
 )
 async def run_command(call: Call) -> Reply | Stream:
@@ -57,6 +57,9 @@ async def run_command(call: Call) -> Reply | Stream:
     )
     if not body.wait:
         return json_reply(CommandShown(command=show.command(process)))
+    if output.FRAMES.encode() in (call.request.header(b"accept") or b""):
+        frames = _run_frames(call.engine.processes, process, logs=body.logs)
+        return Stream(output.FRAMES, output.batched(frames, heartbeat=output.FRAME_HEARTBEAT))
     records = output.guarded(_run_records(call.engine.processes, process, logs=body.logs), call.app.log)
     # Clients that did not ask for output take the second line for the last one: no heartbeats for them.
     return Stream(NDJSON, output.batched(records, heartbeat=b"\n" if body.logs else b""))
@@ -72,6 +75,20 @@ async def _run_records(processes: Processes, process: Process, *, logs: bool) ->
             async for record in output.text_records(processes.output(*where)):
                 yield record
         yield command_record(show.command(await ended))
+    finally:
+        ended.cancel()
+
+
+async def _run_frames(processes: Processes, process: Process, *, logs: bool) -> AsyncGenerator[bytes, None]:
+    """The same with exact bytes."""
+    where = (process.project, process.session, process.id)
+    yield output.record_frame(CommandShown(command=show.command(process)))
+    ended = asyncio.ensure_future(processes.wait(*where))
+    try:
+        if logs:
+            async for frame in output.byte_frames(processes.output(*where)):
+                yield frame
+        yield output.record_frame(CommandShown(command=show.command(await ended)))
     finally:
         ended.cancel()
 
