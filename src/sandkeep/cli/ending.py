@@ -129,8 +129,9 @@ def say(message: str, hint: str | None = None) -> None:
 
 def hint_for(error: SandkeepError) -> str | None:
     """What to run next: what the error says itself, unless that is meant for programs."""
-    if isinstance(error, NotFound) and error.details.get("kind") == "image":
-        return "'sandkeep images pull' fetches one from a registry, 'sandkeep images ls' shows what there is"
+    if isinstance(error, NotFound) and error.details.get("image"):
+        wanted = error.details["image"]
+        return f"'sandkeep images pull {wanted}' fetches it, 'sandkeep images ls' shows what there is"
     return error.hint or _command_for(error)
 
 

@@ -252,7 +252,7 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args:
+        if not args and not ctx.resilient_parsing:
             known = ", ".join(self.commands)
             raise click.UsageError(f"say what to do: {known}", ctx)
         return super().parse_args(ctx, args)

@@ -47,12 +47,7 @@ def ls(app: App) -> None:
 
 @command(
     "pull",
-    examples=[
-        (
-            "and use it",
-            "sandkeep images pull debian:12 && sandkeep run --image debian:12 -- cat /etc/os-release",
-        ),
-    ],
+    examples=[("and then", "sandkeep run --image debian:12 -- cat /etc/os-release")],
 )
 @argument("reference", metavar="REFERENCE", help="Such as debian:12 or registry.example.org/name:tag.")
 @option("--platform", metavar="OS/ARCH", help="Such as linux/arm64; this machine's own if not given.")
@@ -88,14 +83,14 @@ def pull(app: App, reference: str, platform: str | None, username: str | None, i
         ("a directory made by debootstrap", "sandkeep images import ./rootfs --name base"),
     ],
 )
-@argument(
-    "path", metavar="PATH", type=click.Path(exists=True), help="A directory or archive on this machine."
-)
+@argument("path", metavar="PATH", help="A directory or archive on this machine.")
 @option("--name", required=True, metavar="NAME", help="What sandboxes will call it.")
 @option("--kind", type=click.Choice(_KINDS), help="What it is; found out if not given.")
 @option("--reference", metavar="NAME", help="Which image, where a layout or archive holds several.")
 def import_(app: App, path: str, name: str, kind: Any, reference: str | None) -> None:
     """Make an image from a root filesystem, an OCI layout, or what 'docker save' wrote."""
+    if not os.path.exists(path):
+        raise click.UsageError(f"there is no {path} here")
     with app.busy(f"Importing {path}"):
         made = app.client.images.import_(
             os.path.abspath(path), name, kind=kind or _kind(path), reference=reference

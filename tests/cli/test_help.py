@@ -1,0 +1,175 @@
+"""Help is complete, matches the reference page, and costs nothing; what is mistyped is told so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from sandkeep.cli.framework import Argument, Command, Group, Option
+from sandkeep.cli.main import ALIASES, COMMANDS, load, usage
+from tests.cli.program import Program
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Program:
+    """No server, and none is started by anything here."""
+    return Program({"SANDKEEP_HOME": str(tmp_path / "home")})
+
+
+def every() -> Iterator[tuple[str, Command]]:
+    for name in COMMANDS:
+        found = load(name)
+        if isinstance(found, Group):
+            for child, command in found.commands.items():
+                assert isinstance(command, Command)
+                yield f"{name} {child}", command
+        else:
+            assert isinstance(found, Command)
+            yield name, found
+
+
+ALL = dict(every())
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_command_explains_itself_and_all_it_takes(path: str) -> None:
+    command = ALL[path]
+    assert command.help
+    for param in command.params:
+        if isinstance(param, Option):
+            assert param.hidden or param.help, param.opts
+        else:
+            assert isinstance(param, Argument) and param.about, param.name
+    text = command.get_help(click.Context(command, info_name=f"sandkeep {path}"))
+    for param in command.params:
+        if isinstance(param, Option) and not param.hidden:
+            assert param.opts[-1] in text
+    assert "--debug" in text and "--help" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_examples_are_command_lines_that_can_be_parsed(path: str) -> None:
+    import shlex
+
+    for _, line in ALL[path].examples:
+        words = shlex.split(line.partition(" < ")[0].partition(" | ")[0])
+        if words[0] == "eval":
+            words = shlex.split(words[1].strip("$()"))
+        assert words[0] == "sandkeep"
+        name = ALIASES.get(words[1], words[1])
+        command: click.Command = load(name)
+        rest = words[2:]
+        if isinstance(command, Group):
+            command = command.commands[rest.pop(0)]
+        command.make_context("sandkeep", rest)
+
+
+def test_what_prints_results_prints_json_too() -> None:
+    silent = {"run", "sh", "exec", "connect", "serve", "completion"}
+    for path, command in ALL.items():
+        has = any("--json" in param.opts for param in command.params)
+        assert has is (path not in silent), path
+
+
+def test_the_reference_page_is_what_the_commands_say() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "cli_docs.py", "--check"])
+    assert done.returncode == 0, "run: python scripts/cli_docs.py"
+
+
+@pytest.mark.parametrize("args", [["--help"], ["-h"], ["help"]])
+def test_help_lists_every_command(cli: Program, args: list[str]) -> None:
+    text = cli(*args).text
+    assert text.rstrip("\n") == usage()
+    assert all(f"  {name} " in text for name in COMMANDS)
+
+
+def test_help_of_one_command_in_both_ways(cli: Program) -> None:
+    assert cli("ls", "--help").text == cli("help", "ls").text == cli("list", "-h").text
+
+
+def test_no_command_is_a_mistake(cli: Program) -> None:
+    assert cli(status=2).err.startswith("Usage:")
+    assert "get-or-create" in cli.fails("drives", status=2)
+
+
+def test_help_imports_neither_the_sdk_nor_click() -> None:
+    code = "import sys; from sandkeep.cli.main import main; main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert not loaded & {"click", "asyncio", "msgspec", "sandkeep.sync", "sandkeep.sdk", "sandkeep.types"}
+
+
+def test_the_version_is_told(cli: Program) -> None:
+    import sandkeep
+
+    assert cli("version").text == cli("--version").text == f"sandkeep {sandkeep.__version__}\n"
+    assert cli("version", "--json").json == {"version": sandkeep.__version__}
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["lss"], "did you mean 'sandkeep ls'"),
+        (["frobnicate"], "'sandkeep --help'"),
+        (["--frobnicate"], "before a command"),
+        (["ls", "--al"], "did you mean --all"),
+        (["ls", "--limit", "0"], "--limit"),
+        (["ls", "--name-prefix", "a", "--sort-by", "createdAt"], "sorts by name"),
+        (["drives", "frobnicate"], "there are ls"),
+        (["exec"], "NAME is missing"),
+        (["exec", "name"], "COMMAND"),
+        (["run"], "COMMAND"),
+        (["run", "--rm", "--stop", "--", "true"], "--rm and --stop"),
+        (["run", "--timeout", "5", "true"], "5s or 5m"),
+        (["run", "--env", "NOT_SET_ANYWHERE", "true"], "NOT_SET_ANYWHERE"),
+        (["run", "--mount", "d", "true"], "DRIVE:/PATH"),
+        (["create", "--vcpus", "3"], "even number"),
+        (["create", "--name", "no spaces"], "letters"),
+        (["create", "--tag", "no-value"], "KEY=VALUE"),
+        (["create", "--keep-last-snapshots-for", "7d"], "--keep-last-snapshots"),
+        (["create", "--network-policy", "deny-all", "--allowed-domain", "a.example"], "--network-policy"),
+        (["create", "-p", "70000"], "--publish-port"),
+        (["cp", "here", "there"], "NAME:PATH"),
+        (["cp", "a:here", "b:there"], "NAME:PATH"),
+        (["snapshot", "name"], "sandkeep checkpoint name"),
+        (["ps", "name", "--all", "--session", "s"], "--session"),
+        (["token", "create", "--team", "a"], "--project is missing"),
+        (["images", "import", "/nowhere", "--name", "x"], "/nowhere"),
+        (["images", "pull", "a", "--username", "me"], "SANDKEEP_PASSWORD"),
+        (["completion", "tcsh"], "bash"),
+        (["ls", "--url", "ftp://example.org"], "url"),
+        (["ls", "extra"], "extra"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_says_what_is_wrong(
+    cli: Program, args: list[str], said: str
+) -> None:
+    assert said in cli.fails(*args, status=2)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_a_script(cli: Program, shell: str) -> None:
+    assert "_SANDKEEP_COMPLETE" in cli("completion", shell).text
+
+
+def test_a_shell_is_told_how_words_go_on(cli: Program) -> None:
+    def complete(*words: str) -> list[str]:
+        env = {
+            "_SANDKEEP_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(words),
+            "COMP_CWORD": str(len(words) - 1),
+        }
+        return [line.partition(",")[2] for line in cli(env=env).text.splitlines()]
+
+    assert complete("sandkeep", "dr") == ["drives"]
+    assert complete("sandkeep", "drives", "f") == ["fork"]
+    assert "--name-prefix" in complete("sandkeep", "ls", "--name")
+    assert not any(complete("sandkeep", "connect", "x"))
