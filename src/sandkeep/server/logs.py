@@ -47,8 +47,10 @@ def make_log(style: str = "text", *, level: str = "info", out: TextIO | None = N
 
 
 def _plain(value: Any) -> str:
+    """Quoted where it could be taken for something else; what a client sent must not look like a line of ours."""
     text = str(value)
-    return json.dumps(text) if not text or any(char in text for char in ' "=\n') else text
+    safe = text.isprintable() and text and not any(char in text for char in ' "=')
+    return text if safe else json.dumps(text)
 
 
 class Forward(logging.Handler):

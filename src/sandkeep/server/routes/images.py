@@ -107,7 +107,7 @@ async def _pulling(call: Call, arguments: dict[str, Any]) -> AsyncGenerator[byte
     summary="Make an image from a directory or archive on the server's machine",
     request=ImportBody,
     response=ImageShown,
-    errors=(*REFUSALS, "image_error"),
+    errors=(*REFUSALS, "bad_request"),
 )
 async def import_image(call: Call) -> Reply:
     body = await call.body(ImportBody)
