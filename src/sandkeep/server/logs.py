@@ -47,7 +47,7 @@ def make_log(style: str = "text", *, level: str = "info", out: TextIO | None = N
 
 
 def _plain(value: Any) -> str:
-    """Quoted where it could be taken for something else; what a client sent must not look like a line of ours."""
+    """Quoted where it could be taken for something else: a client must not write lines of our log."""
     text = str(value)
     safe = text.isprintable() and text and not any(char in text for char in ' "=')
     return text if safe else json.dumps(text)
