@@ -165,6 +165,16 @@ def test_importing_the_sdk_takes_less_than_150_ms(code: str) -> None:
     assert best < 0.150
 
 
+def test_the_programs_in_the_guide_run(tmp_path: Path) -> None:
+    fences = (ROOT / "docs/sdk.md").read_text().split("```python\n")[1:]
+    assert fences
+    for number, fence in enumerate(fences):
+        program = tmp_path / f"guide{number}.py"
+        program.write_text(fence.partition("```")[0])
+        done = script("-W", "error", str(program))
+        assert done.returncode == 0 and not done.stderr, done.stderr
+
+
 # --- examples ------------------------------------------------------------------------------------------
 
 
