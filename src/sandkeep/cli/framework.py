@@ -51,6 +51,10 @@ class App:
 
         return Client(self._url, token=self._token, project=self._project)
 
+    def close(self) -> None:
+        if "client" in self.__dict__:
+            self.client.close()
+
     @property
     def url(self) -> str | None:
         """The server asked for; ``None`` is the embedded one."""
@@ -168,6 +172,8 @@ class Command(click.Command):
             from sandkeep.cli.ending import ReaderGone
 
             raise ReaderGone from None
+        finally:
+            ctx.obj.close()
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return ["-h", "--help"]

@@ -1,0 +1,183 @@
+"""Commands run as if they ran here: output, input, exit status, signals. Sandboxes end as asked."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.cli.program import Program, command
+
+
+def names(cli: Program) -> set[str]:
+    return {each["name"] for each in cli("ls", "--all", "--json", "--limit", "100").json["sandboxes"]}
+
+
+def test_a_command_in_a_sandbox_that_leaves_nothing(cli: Program) -> None:
+    before = names(cli)
+    done = cli("run", "--", "sh", "-c", "echo out; echo err >&2; exit 3", status=3)
+    assert (done.text, done.err) == ("out\n", "err\n")
+    assert names(cli) == before
+
+
+def test_a_named_sandbox_is_made_found_and_kept(cli: Program, name: str) -> None:
+    cli("run", "--name", name, "--", "sh", "-c", "echo one > file")
+    again = cli("run", "--name", name, "--stop", "--vcpus", "4", "--", "cat", "file")
+    assert again.text == "one\n" and "keeps its configuration" in again.err
+    assert cli("config", "list", name, "--json").json["status"] == "stopped"
+    assert cli("run", "--name", name, "--rm", "cat", "file").text == "one\n"
+    assert name not in names(cli)
+
+
+def test_without_a_name_stop_keeps_it_and_says_how_it_is_called(cli: Program) -> None:
+    done = cli("run", "--stop", "--", "true")
+    made = done.err.split()[-1]
+    assert made in names(cli)
+    cli("rm", made)
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "said"),
+    [
+        (["-e", "A=1", "--env", "B=x y"], 'echo "$A $B"', "1 x y\n"),
+        (["-w", "/tmp"], "pwd", "/tmp\n"),
+        (["--sudo"], "id -u", "0\n"),
+        ([], "cat", ""),
+    ],
+)
+def test_how_a_command_runs(cli: Program, box: str, options: list[str], script: str, said: str) -> None:
+    assert cli("exec", *options, box, "--", "sh", "-c", script).text == said
+    assert cli("exec", box, *options, "sh", "-c", script).text == said
+
+
+def test_a_variable_named_alone_comes_from_here(cli: Program, box: str) -> None:
+    assert cli("exec", "-e", "MINE", box, "printenv", "MINE", env={"MINE": "here"}).text == "here\n"
+
+
+def test_dashes_after_the_name_belong_to_the_command(cli: Program, box: str) -> None:
+    assert cli("exec", box, "echo", "-e", "--name", "-x", "--", "y").text == "--name -x -- y\n"
+    assert cli("run", "--name", box, "echo", "--rm").text == "--rm\n"
+
+
+def test_a_tag_and_a_terminal_share_a_letter(cli: Program, name: str) -> None:
+    done = cli("run", "--name", name, "-t", "a=b", "-it", "--", "echo", "-t", "c=d")
+    assert done.text == "-t c=d\n"
+    assert cli("config", "list", name, "--json").json["tags"] == {"a": "b"}
+    cli("rm", name)
+
+
+def test_input_is_passed_on_when_asked(cli: Program, box: str) -> None:
+    data = bytes(range(256)) * 8192
+    assert cli("exec", "-i", box, "--", "cat", input=data).out == data
+    assert cli("exec", box, "--", "cat", input=b"not read").out == b""
+    assert cli("exec", "-i", box, "--", "true", input=data).out == b""
+
+
+def test_output_is_whole_and_exact(cli: Program, box: str) -> None:
+    done = cli("exec", box, "--", "head", "-c", "5000000", "/dev/zero")
+    assert done.out == bytes(5_000_000)
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "said"),
+    [
+        (["{}", "no-such-program"], 127, "no-such-program"),
+        (["{}", "/etc/passwd"], 126, "/etc/passwd"),
+        (["-w", "/nowhere", "{}", "true"], 125, "/nowhere"),
+        (["no-such-sandbox", "true"], 125, "sandkeep ls --all"),
+    ],
+)
+def test_failures_that_are_not_the_commands(
+    cli: Program, box: str, args: list[str], status: int, said: str
+) -> None:
+    assert said in cli.fails("exec", *(arg.format(box) for arg in args), status=status)
+
+
+def test_run_fails_like_exec_and_still_leaves_nothing(cli: Program) -> None:
+    before = names(cli)
+    cli.fails("run", "--", "no-such-program", status=127)
+    assert "sandkeep images pull no-such-image" in cli.fails(
+        "run", "--image", "no-such-image", "true", status=125
+    )
+    assert names(cli) == before
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
+)
+def test_the_exit_status_is_the_commands_own(cli: Program, box: str, script: str, status: int) -> None:
+    cli("exec", box, "--", "sh", "-c", script, status=status)
+
+
+def test_a_command_that_takes_too_long_is_killed(cli: Program, box: str) -> None:
+    done = cli("exec", "--timeout", "300ms", box, "--", "sleep", "60", status=137)
+    assert "time limit" in done.err
+
+
+def test_the_end_of_the_session_is_told_apart(cli: Program, name: str) -> None:
+    done = cli("run", "--name", name, "--timeout", "2s", "--", "sleep", "60", status=137)
+    assert f"sandkeep config timeout {name}" in done.err
+    cli("rm", name)
+
+
+def ready(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+
+def test_an_interrupt_reaches_the_command_and_a_second_one_kills_it(cli: Program, box: str) -> None:
+    deaf = "trap 'echo heard' INT; echo ready; while :; do sleep 0.05; done"
+    process = cli.start("exec", box, "--", "sh", "-c", deaf)
+    ready(process)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None and process.stdout.readline() == b"heard\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 137
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_the_commands(cli: Program, box: str, number: signal.Signals) -> None:
+    traps = "trap 'exit 40' INT; trap 'exit 41' TERM; trap 'exit 42' HUP"
+    script = f"{traps}; echo ready; while :; do sleep 0.05; done"
+    process = cli.start("exec", box, "--", "sh", "-c", script)
+    ready(process)
+    process.send_signal(number)
+    assert process.wait(20) == {signal.SIGINT: 40, signal.SIGTERM: 41, signal.SIGHUP: 42}[number]
+    process.communicate()
+
+
+def test_a_reader_that_stops_reading_ends_the_command(cli: Program, box: str) -> None:
+    process = cli.start("exec", box, "--", "yes")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(20) == 141
+    assert process.stderr is not None and process.stderr.read() == b""
+    process.stderr.close()
+    deadline = time.monotonic() + 10
+    while cli("ps", box, "--json").json[0]["status"] == "running":
+        assert time.monotonic() < deadline
+
+
+def test_a_full_disk_here_is_our_failure(cli: Program, box: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*command(), "exec", box, "echo", "x"],
+            env=cli.env,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 125 and b"No space left" in done.stderr
+
+
+def test_debug_shows_where_it_failed(cli: Program) -> None:
+    for args in (
+        ["exec", "--debug", "no-such-sandbox", "true"],
+        ["--debug", "exec", "no-such-sandbox", "true"],
+    ):
+        done = cli(*args, status=1)
+        assert "Traceback" in done.err and "NotFound" in done.err

@@ -1,0 +1,165 @@
+"""Sandboxes from creation to removal, for people and, with --json, for programs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.program import Program
+
+
+@pytest.fixture
+def three(cli: Program, name: str) -> Iterator[list[str]]:
+    """Three sandboxes with a common prefix and a label each."""
+    names = [f"{name}-{letter}" for letter in "abc"]
+    for index, each in enumerate(names):
+        cli("create", "--silent", "--name", each, "--tag", f"place={name}-{index}")
+    yield names
+    cli("rm", "--delete-orphan-snapshots", *names)
+
+
+def test_a_sandbox_is_created_listed_stopped_resumed_and_removed(cli: Program, name: str) -> None:
+    assert cli("create", "--name", name).text == f"{name}\n"
+    assert name in cli("ls", "--name-prefix", name).text
+    cli("exec", name, "--", "sh", "-c", "echo kept > kept.txt")
+    stopped = cli("stop", name)
+    assert stopped.text == f"{name}\n"
+    assert "processor time" in stopped.err and "files are kept in snap_" in stopped.err
+    assert name not in cli("ls", "--name-prefix", name).text
+    assert re.search(rf"{name}\s+stopped", cli("ls", "-a", "--name-prefix", name).text)
+    assert cli("exec", name, "cat", "kept.txt").text == "kept\n"
+    assert cli("rm", name).text == f"{name}\n"
+    assert "sandkeep ls --all" in cli.fails("stop", name)
+
+
+def test_a_name_that_is_taken_is_refused_with_what_to_do(cli: Program, box: str) -> None:
+    assert "sandkeep rm" in cli.fails("create", "--name", box)
+
+
+def test_creation_tells_programs_everything(cli: Program, name: str) -> None:
+    made = cli(
+        "create", "--json", "--name", name, "--vcpus", "4", "--timeout", "10m", "-t", "a=b", "-p", "3000",
+        "--non-persistent", "--snapshot-expiration", "none", "--keep-last-snapshots", "3",
+        "--keep-last-snapshots-for", "7d", "--delete-evicted-snapshots", "false",
+        "--network-policy", "deny-all",
+    ).json  # fmt: skip
+    cli("rm", name)
+    assert made["name"] == name and made["status"] == "running" and made["persistent"] is False
+    assert made["resources"] == {"vcpus": 4, "memoryMb": 8192}
+    assert made["executionTimeLimit"] == 600 and made["snapshotExpiration"] == 0
+    assert made["snapshotRetention"] == {"count": 3, "expiration": 604800, "deleteEvicted": False}
+    assert made["tags"] == {"a": "b"} and made["networkPolicy"]["mode"] == "deny-all"
+    assert [route["port"] for route in made["routes"]] == [3000]
+
+
+def test_a_sandbox_without_a_name_gets_one(cli: Program) -> None:
+    made = cli("create", "-q").text.strip()
+    assert made and "\n" not in made
+    cli("rm", made)
+
+
+def test_lists_go_on_with_the_command_they_name(cli: Program, name: str, three: list[str]) -> None:
+    page = cli("ls", "--name-prefix", name, "--limit", "2")
+    more = shlex.split(page.err.partition("More results: ")[2])
+    assert more[:2] == ["sandkeep", "ls"]
+    assert three[0] in page.text and three[1] in page.text and three[2] not in page.text
+    rest = cli(*more[1:])
+    assert three[2] in rest.text and three[0] not in rest.text and "More results" not in rest.err
+
+
+def test_lists_for_programs_have_items_and_a_cursor(cli: Program, name: str, three: list[str]) -> None:
+    first = cli("ls", "--json", "--name-prefix", name, "--limit", "2").json
+    assert [each["name"] for each in first["sandboxes"]] == three[:2]
+    last = cli("ls", "--json", "--name-prefix", name, "--limit", "2", "--cursor", first["next"]).json
+    assert [each["name"] for each in last["sandboxes"]] == three[2:] and last["next"] is None
+
+
+def test_lists_are_narrowed_and_sorted(cli: Program, name: str, three: list[str]) -> None:
+    tagged = cli("ls", "--json", "--tag", f"place={name}-1").json
+    assert [each["name"] for each in tagged["sandboxes"]] == [three[1]]
+    down = cli("ls", "--json", "--name-prefix", name, "--sort-order", "desc").json
+    assert [each["name"] for each in down["sandboxes"]] == three[::-1]
+    assert cli("ls", "--tag", "no=such").err == "nothing found\n"
+
+
+def test_several_are_done_although_one_fails(cli: Program, name: str, three: list[str]) -> None:
+    done = cli("stop", "--json", three[0], f"{name}-none", three[1], status=1).json
+    assert [each.get("error", {}).get("code") for each in done] == [None, "not_found", None]
+    assert done[0]["session"]["status"] == "stopped" and done[0]["snapshot"]["id"].startswith("snap_")
+    gone = cli("rm", "--json", f"{name}-none", status=1).json
+    assert gone[0]["error"]["code"] == "not_found"
+
+
+def test_a_fork_has_the_files_and_other_settings_where_asked(cli: Program, box: str) -> None:
+    cli("exec", box, "--", "sh", "-c", "echo here > file")
+    cli("checkpoint", "-q", box)
+    try:
+        made = cli("fork", "--json", box, "--name", f"{box}-2", "--vcpus", "4").json
+        assert made["resources"]["vcpus"] == 4
+        assert cli("exec", f"{box}-2", "cat", "file").text == "here\n"
+        assert "exists" in cli.fails("fork", box, "--name", f"{box}-2")
+        cli.fails("fork", f"{box}-none")
+    finally:
+        cli("rm", f"{box}-2")
+
+
+CHANGES: list[tuple[list[str], Callable[[Any], bool]]] = [
+    (["vcpus", "4"], lambda found: found["resources"] == {"vcpus": 4, "memoryMb": 8192}),
+    (["timeout", "1h30m"], lambda found: found["executionTimeLimit"] == 5400),
+    (["persistent", "false"], lambda found: found["persistent"] is False),
+    (["tags", "-t", "x=1", "--tag", "y_z=2"], lambda found: found["tags"] == {"x": "1", "y_z": "2"}),
+    (["tags"], lambda found: found["tags"] == {}),
+    (["ports", "-p", "4000"], lambda found: [route["port"] for route in found["routes"]] == [4000]),
+    (["env", "-e", "A=b"], lambda found: True),
+    (["mounts"], lambda found: found["mounts"] == {}),
+    (["snapshot-expiration", "7d"], lambda found: found["snapshotExpiration"] == 604800),
+    (["keep-last-snapshots", "3"], lambda found: found["snapshotRetention"]["count"] == 3),
+    (["keep-last-snapshots-for", "none"], lambda found: found["snapshotRetention"]["expiration"] == 0),
+    (["delete-evicted-snapshots", "false"], lambda found: not found["snapshotRetention"]["deleteEvicted"]),
+    (["keep-last-snapshots", "0"], lambda found: found["snapshotRetention"] is None),
+    (["network-policy", "--mode", "deny-all"], lambda found: found["networkPolicy"]["mode"] == "deny-all"),
+    (
+        ["network-policy", "--allowed-domain", "*.example.com", "--denied-cidr", "10.0.0.0/8"],
+        lambda found: found["networkPolicy"]["domains"] == ["*.example.com"],
+    ),
+]
+
+
+def test_every_configuration_can_be_changed(cli: Program, box: str) -> None:
+    for (field, *value), holds in CHANGES:
+        found = cli("config", field, box, *value, "--json").json
+        assert holds(found), (field, found)
+    shown = cli("config", "list", box).text
+    for part in ("1h 30m", "8192 MB", "4000", "restricted: *.example.com, not 10.0.0.0/8"):
+        assert part in shown, shown
+    assert cli("config", "list", box, "--json").json["executionTimeLimit"] == 5400
+
+
+@pytest.mark.parametrize(
+    ("args", "status"),
+    [
+        (["vcpus", "{}", "3"], 2),
+        (["timeout", "{}", "5"], 2),
+        (["persistent", "{}", "maybe"], 2),
+        (["keep-last-snapshots-for", "{}", "7d"], 2),
+        (["network-policy", "{}"], 2),
+        (["current-snapshot", "{}", "snap_none"], 1),
+        (["timeout", "no-such-sandbox", "5m"], 1),
+    ],
+)
+def test_what_cannot_be_configured_is_refused(cli: Program, box: str, args: list[str], status: int) -> None:
+    cli.fails("config", *(arg.format(box) for arg in args), status=status)
+
+
+def test_quiet_leaves_results_only(cli: Program, box: str) -> None:
+    done = cli("-q", "stop", box)
+    assert (done.text, done.err) == (f"{box}\n", "")
+
+
+def test_colours_and_cursor_movements_stay_out_of_pipes(cli: Program, box: str) -> None:
+    for done in (cli("ls"), cli("stop", box), cli("ls", env={"TERM": "xterm-256color"})):
+        assert b"\x1b" not in done.out and "\x1b" not in done.err
