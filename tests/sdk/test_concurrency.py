@@ -14,7 +14,7 @@ import pytest
 
 import sandkeep
 from sandkeep import sync
-from sandkeep.errors import InvalidRequest
+from sandkeep.errors import InvalidRequest, SessionStopped
 from tests.server.harness import ServerProcess
 
 
@@ -144,3 +144,29 @@ with sync.create_sandbox() as box:
             if ask(home, "GET", "/version") is None:
                 break
             anyio.run(anyio.sleep, 0.05)
+
+
+@pytest.mark.anyio
+async def test_a_session_that_ends_under_a_run_is_told_with_what_was_printed() -> None:
+    async with sandkeep.create_sandbox() as box, anyio.create_task_group() as group:
+
+        async def stop_soon() -> None:
+            await anyio.sleep(0.5)
+            await (await sandkeep.get_sandbox(box.name)).stop()
+
+        group.start_soon(stop_soon)
+        with pytest.raises(SessionStopped) as ended:
+            await box.run_process("sh", ["-c", "echo so far; sleep 60"], capture_output=True)
+        assert ended.value.stdout == b"so far\n"
+
+
+@pytest.mark.anyio
+async def test_what_is_opened_is_opened_once_and_not_forgotten() -> None:
+    opening = sandkeep.create_sandbox(persistent=False)
+    box = await opening
+    with pytest.raises(RuntimeError, match="before"):
+        await opening
+    await box.destroy()
+    forgotten = sandkeep.create_sandbox()
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        del forgotten

@@ -6,6 +6,8 @@ import atexit
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
+from socket import AF_UNIX
+from socket import socket as unix_socket
 from threading import Lock
 from time import sleep
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -38,8 +40,22 @@ def open_pool(*, socket: str | None, tls: bool, connections: int) -> Pool:
     """Connections to one server; opened when first needed."""
     import httpcore2
 
+    class Backend(httpcore2.SyncBackend):
+        def connect_unix_socket(self, path: str, *args: Any, **kwargs: Any) -> httpcore2.NetworkStream:
+            # The library leaves its socket open when nobody listens, so see first whether somebody does.
+            with unix_socket(AF_UNIX) as probe:
+                try:
+                    probe.connect(path)
+                except OSError as error:
+                    raise httpcore2.ConnectError(str(error)) from error
+            return super().connect_unix_socket(path, *args, **kwargs)
+
     return httpcore2.ConnectionPool(
-        ssl_context=trust() if tls else None, uds=socket, max_connections=connections, keepalive_expiry=10.0
+        network_backend=Backend(),
+        ssl_context=trust() if tls else None,
+        uds=socket,
+        max_connections=connections,
+        keepalive_expiry=10.0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from types import TracebackType
@@ -79,20 +80,33 @@ class Opening(Generic[T]):
     """Something about to be opened: ``await`` it, or use it in ``async with``. Nothing happens before.
 
     Awaiting gives what was opened and cleans nothing up. ``async with`` gives the same and cleans up on exit
-    as what was opened says. Use each once.
+    as what was opened says. Each is used once; one that never was is reported, as a coroutine is.
     """
 
     def __init__(self, start: Callable[[], Awaitable[T]]) -> None:
         self._start = start
+        self._used = False
         self._opened: T | None = None
 
     def __await__(self) -> Generator[Any, Any, T]:
-        return self._start().__await__()
+        return self._begun().__await__()
+
+    def __del__(self) -> None:
+        if not self._used:
+            warnings.warn(
+                "something to be opened was never awaited", RuntimeWarning, source=self, stacklevel=2
+            )
+
+    def _begun(self) -> Awaitable[T]:
+        if self._used:
+            raise RuntimeError("this was awaited or entered before; make another one")
+        self._used = True
+        return self._start()
 
     async def __aenter__(self) -> T:
         # Finished even when the caller is cancelled meanwhile: otherwise nobody would clean it up.
         with anyio.CancelScope(shield=True):
-            self._opened = await self._start()
+            self._opened = await self._begun()
         assert self._opened is not None
         await self._opened.__aenter__()
         return self._opened

@@ -68,7 +68,7 @@ class Runner:
             ExecutableNotFound: there is no such program.
             ProcessFailed: with ``check``; has ``command``, ``returncode`` and the end of the output.
             ProcessTimeout: with ``timeout``; has what was printed until then.
-            SessionStopped: the session ended while it ran.
+            SessionStopped: the session ended while it ran; has what was captured until then.
 
         When the caller is cancelled, or interrupted, the process is killed.
         """

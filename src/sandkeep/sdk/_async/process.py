@@ -13,6 +13,7 @@ from sandkeep.errors import (
     NotFound,
     ProcessTimeout,
     RequestTimeout,
+    SessionStopped,
     StdinUnavailable,
     StreamClosed,
     TransportError,
@@ -228,6 +229,14 @@ class Process:
                 await self._end(error)
             raise
         assert self.returncode is not None
+        if self.status is ProcessStatus.LOST:
+            raise SessionStopped(
+                f"the session ended while {self.command} ran: {self.reason or 'stopped'}",
+                session=self.session_id,
+                process=self.id,
+                stdout=stdout,
+                stderr=stderr,
+            )
         done = CompletedProcess(
             self.command, self.args, self.returncode, stdout, stderr, self.id, self.session_id
         )
