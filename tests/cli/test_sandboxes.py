@@ -96,7 +96,7 @@ def test_several_are_done_although_one_fails(cli: Program, name: str, three: lis
 
 def test_a_fork_has_the_files_and_other_settings_where_asked(cli: Program, box: str) -> None:
     cli("exec", box, "--", "sh", "-c", "echo here > file")
-    cli("checkpoint", "-q", box)
+    cli("stop", box)
     try:
         made = cli("fork", "--json", box, "--name", f"{box}-2", "--vcpus", "4").json
         assert made["resources"]["vcpus"] == 4

@@ -204,9 +204,9 @@ def _kept(box: Sandbox) -> SnapshotRetention:
 @argument("snapshot", metavar="SNAPSHOT_ID", help="What the next session starts from.")
 def current_snapshot(app: App, name: str, snapshot: str) -> None:
     """Let the next session start from another snapshot; the same as 'sandkeep rollback'."""
-    with app.busy(f"Rolling back {name}"):
-        box = app.sandbox(name).rollback(snapshot)
-    _changed(app, box)
+    from sandkeep.cli.snapshots import go_back
+
+    _changed(app, go_back(app, name, snapshot))
 
 
 config.add_command(current_snapshot)

@@ -55,8 +55,9 @@ def create(app: App, name: str | None, connect: bool, silent: bool, **values: An
 def fork(app: App, name: str, new: str | None, connect: bool, silent: bool, **values: Any) -> None:
     """Make a new sandbox from the files and the configuration of another.
 
-    It starts from the latest snapshot of the other one: what a running sandbox changed since then is not in
-    it, so take one first with 'sandkeep checkpoint'. Options replace what would be copied, entirely.
+    It starts from the snapshot the other one would start from: what a running sandbox has changed is not in
+    it until it stops. 'sandkeep create --snapshot' starts from a checkpoint. Options replace what would be
+    copied, entirely.
     """
     with app.busy(f"Forking {name}"):
         box = app.client.fork_sandbox(name, new, **options.changes(values))

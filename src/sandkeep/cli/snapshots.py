@@ -11,10 +11,11 @@ from sandkeep.cli.framework import App, Group, argument, command, finish, option
 from sandkeep.cli.listing import paged, paging
 from sandkeep.cli.output import ago, size
 from sandkeep.cli.values import LIFETIME
-from sandkeep.types import SortOrder
+from sandkeep.errors import SnapshotGone
+from sandkeep.types import SnapshotStatus, SortOrder
 
 if TYPE_CHECKING:
-    from sandkeep.sync import Snapshot, SnapshotNode
+    from sandkeep.sync import Sandbox, Snapshot, SnapshotNode
 
 _EXPIRATION = option(
     "--expiration", type=LIFETIME, help="How long it lives; the sandbox's default if not given."
@@ -38,7 +39,14 @@ def snapshot(app: App, name: str, stop: bool, expiration: timedelta | None, sile
     _taken(app, taken, silent=silent)
 
 
-@command("checkpoint", examples=[("before something risky", "sandkeep checkpoint web")])
+@command(
+    "checkpoint",
+    examples=[
+        ("before something risky", "sandkeep checkpoint web"),
+        ("try it in a copy", "sandkeep create --snapshot SNAPSHOT_ID"),
+        ("or go back", "sandkeep rollback web SNAPSHOT_ID"),
+    ],
+)
 @sandbox_argument()
 @_EXPIRATION
 @_SILENT
@@ -67,12 +75,20 @@ def rollback(app: App, name: str, snapshot: str) -> None:
 
     A running session is stopped first. Nothing is lost: what it changed is in the snapshot its stop takes.
     """
-    with app.busy(f"Rolling back {name}"):
-        box = app.sandbox(name).rollback(snapshot)
+    box = go_back(app, name, snapshot)
     if app.json:
         app.out.json({"name": name, "currentSnapshotId": box.current_snapshot_id})
     else:
         app.note(f"{name} starts from {box.current_snapshot_id} next time")
+
+
+def go_back(app: App, name: str, snapshot: str) -> Sandbox:
+    """Stop the sandbox and choose what it starts from; a snapshot that is not there stops nothing."""
+    box = app.sandbox(name)
+    if app.client.get_snapshot(snapshot).status is not SnapshotStatus.CREATED:
+        raise SnapshotGone(f"{snapshot} was deleted or has expired", snapshot=snapshot)
+    with app.busy(f"Rolling back {name}"):
+        return box.rollback(snapshot)
 
 
 snapshots = Group(

@@ -1,0 +1,89 @@
+"""Processes that run and that did: listed, read from any place, signalled."""
+
+from __future__ import annotations
+
+import time
+
+from tests.cli.program import Program
+
+
+def test_processes_are_listed_with_how_they_ended(cli: Program, box: str) -> None:
+    assert "nothing was run" in cli("ps", box).err
+    cli("exec", box, "--", "sh", "-c", "exit 3", status=3)
+    (found,) = cli("ps", box, "--json").json
+    assert (found["status"], found["returncode"], found["command"]) == ("exited", 3, "sh")
+    assert "sh -c 'exit 3'" in cli("ps", box).text
+    cli("stop", box)
+    cli("exec", box, "true")
+    assert [each["command"] for each in cli("ps", "--json", box).json] == ["true"]
+    assert [each["command"] for each in cli("ps", "--json", "--all", box).json] == ["true", "sh"]
+    assert [each["command"] for each in cli("ps", "--json", "--session", found["sessionId"], box).json] == [
+        "sh"
+    ]
+
+
+def test_logs_are_read_from_any_offset_long_after(cli: Program, box: str) -> None:
+    cli("exec", box, "--", "sh", "-c", "printf 0123456789; sleep 0.1; printf error >&2")
+    process = cli("ps", box, "--json").json[0]["id"]
+    cli("stop", box)
+    done = cli("logs", box, process)
+    assert (done.text, done.err) == ("0123456789", "error")
+    assert cli("logs", box, process, "--since-offset", "7").text == "789"
+    records = cli("logs", "--json", box, process).lines
+    assert [(each["offset"], each["stream"], each["text"]) for each in records] == [
+        (0, "stdout", "0123456789"),
+        (10, "stderr", "error"),
+    ]
+    assert records[-1]["end"] == 15
+
+
+def test_characters_are_not_torn(cli: Program, box: str) -> None:
+    cli("exec", box, "--", "sh", "-c", r"printf '\303'; sleep 0.3; printf '\251'")
+    assert "".join(each["text"] for each in cli("logs", "--json", box).lines) == "é"
+
+
+def test_logs_are_followed_until_the_process_is_killed(cli: Program, box: str) -> None:
+    running = cli.start("exec", box, "--", "sh", "-c", "echo begun; sleep 60")
+    assert running.stdout is not None and running.stdout.readline() == b"begun\n"
+    follower = cli.start("logs", "-f", box)
+    assert follower.stdout is not None and follower.stdout.readline() == b"begun\n"
+    assert cli("logs", box).text == "begun\n"
+    killed = cli("kill", "--json", "-s", "KILL", box).json
+    assert killed == {"process": cli("ps", box, "--json").json[0]["id"], "signal": "KILL"}
+    assert follower.wait(20) == 0
+    assert running.wait(20) == 137
+    follower.communicate()
+    running.communicate()
+
+
+def test_a_signal_by_number_or_name(cli: Program, box: str) -> None:
+    running = cli.start("exec", box, "--", "sh", "-c", "trap 'exit 9' USR1; echo begun; sleep 60 & wait")
+    assert running.stdout is not None and running.stdout.readline() == b"begun\n"
+    assert "not the name of a signal" in cli.fails("kill", box, "-s", "NOSUCH", status=2)
+    cli("kill", box, "--signal", "sigusr1")
+    assert running.wait(20) == 9
+    running.communicate()
+
+
+def test_what_is_not_there_is_told(cli: Program, box: str) -> None:
+    assert f"sandkeep ps {box} --all" in cli.fails("logs", box)
+    assert f"sandkeep ps {box} --all" in cli.fails("logs", box, "cmd_none")
+    assert "no process runs" in cli.fails("kill", box)
+    cli.fails("ps", "no-such-sandbox")
+
+
+def test_an_interrupted_follower_ends_with_130(cli: Program, box: str) -> None:
+    import signal
+
+    running = cli.start("exec", box, "--", "sh", "-c", "echo begun; sleep 60")
+    assert running.stdout is not None and running.stdout.readline() == b"begun\n"
+    follower = cli.start("logs", "-f", box)
+    assert follower.stdout is not None and follower.stdout.readline() == b"begun\n"
+    time.sleep(0.2)
+    follower.send_signal(signal.SIGINT)
+    assert follower.wait(20) == 130
+    assert follower.communicate()[1].strip() == b""
+    assert cli("ps", box, "--json").json[0]["status"] == "running"
+    running.send_signal(signal.SIGTERM)
+    running.wait(20)
+    running.communicate()
