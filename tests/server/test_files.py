@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import socket
 import tarfile
 import time
@@ -137,3 +138,22 @@ def test_an_upload_that_breaks_off_leaves_no_file(box: Box, server: ServerProces
         time.sleep(0.2)
     time.sleep(0.2)
     assert refused(read(box, "half")) == (404, "not_found")
+
+
+def test_changes_are_told_as_they_happen(box: Box, server: ServerProcess) -> None:
+    assert box.api.post(f"{box.own}/fs/mkdir", json={"path": "watched"}).status_code == 200
+    with (
+        server.client() as other,
+        other.stream("POST", f"{box.own}/fs/watch", json={"path": "watched"}) as answer,
+    ):
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        lines = (json.loads(line) for line in answer.iter_lines() if line)
+        assert next(lines) == {"changes": []}
+        box.start("sh", "-c", "mkdir watched/new && echo x > watched/new/file && rm watched/new/file")
+        seen: set[tuple[str, str]] = set()
+        wanted = {("created", "new"), ("created", "new/file"), ("removed", "new/file")}
+        while not wanted <= seen:
+            changes = next(lines)["changes"]
+            seen |= {(change["kind"], change["path"].rpartition("watched/")[2]) for change in changes}
+    missing = box.api.post(f"{box.own}/fs/watch", json={"path": "no/such/place"})
+    assert missing.status_code == 404

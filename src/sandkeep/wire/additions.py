@@ -53,6 +53,23 @@ class RemoveBody(_Acting, kw_only=True, frozen=True):
     missing_ok: bool = False
 
 
+class WatchBody(_Acting, kw_only=True, frozen=True):
+    recursive: bool = True
+
+
+class ChangeObject(Object, kw_only=True, frozen=True):
+    kind: str
+    """``created``, ``modified``, ``removed``; ``overflow`` when some were missed."""
+    path: str
+    directory: bool = False
+
+
+class ChangesRecord(Object, kw_only=True, frozen=True):
+    """A line of a watch. The first has no changes: from there on nothing is missed."""
+
+    changes: list[ChangeObject]
+
+
 class SymlinkBody(_Acting, kw_only=True, frozen=True):
     target: Text
     """What the link says, resolved by whoever follows it."""

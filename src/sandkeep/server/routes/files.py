@@ -7,14 +7,18 @@ as the client takes it.
 from __future__ import annotations
 
 import posixpath
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from sandkeep.server import show
 from sandkeep.server.http import Reply, Stream, json_reply, started
+from sandkeep.server.output import batched
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import NEEDS_SESSION, REFUSALS
 from sandkeep.wire.additions import (
     ArchiveBody,
+    ChangeObject,
+    ChangesRecord,
     ChmodBody,
     CopyBody,
     Extracted,
@@ -30,13 +34,15 @@ from sandkeep.wire.additions import (
     RenameBody,
     StatBody,
     SymlinkBody,
+    WatchBody,
     WriteContentQuery,
     Written,
 )
 from sandkeep.wire.base import given, known
 from sandkeep.wire.bodies import MkdirBody, ReadBody
-from sandkeep.wire.openapi import GZIP, OCTETS
+from sandkeep.wire.openapi import GZIP, NDJSON, OCTETS
 from sandkeep.wire.responses import Empty
+from sandkeep.wire.streams import record
 
 if TYPE_CHECKING:
     from sandkeep.server.app import Call
@@ -324,3 +330,26 @@ async def copy_file(call: Call) -> Reply:
     body = await call.body(CopyBody)
     copied = await _do(call, "copy", body, target=body.target, parents=body.parents)
     return json_reply(Written(bytes_written=copied["bytes_written"]))
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/watch",
+    summary="Tell of changes below a directory as they happen, until the client goes away",
+    request=WatchBody,
+    response=ChangesRecord,
+    response_types=(NDJSON,),
+    errors=_FAILURES,
+)
+async def watch_files(call: Call) -> Stream:
+    body = await call.body(WatchBody)
+    scope, session = call.session()
+    watching = call.engine.files.watch(
+        scope.project, session, body.path, recursive=body.recursive, **_acting(call, body)
+    )
+
+    async def records() -> AsyncGenerator[bytes, None]:
+        async for changes in watching:
+            yield record(ChangesRecord(changes=[ChangeObject(**change) for change in changes]))
+
+    return Stream(NDJSON, batched(await started(records())))
