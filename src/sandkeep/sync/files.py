@@ -6,7 +6,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import posixpath
-from collections.abc import Generator, Iterator, Callable, Iterable, Sequence
+from collections.abc import Generator, Iterator, Iterable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from types import TracebackType
@@ -93,7 +93,7 @@ class Files:
         Raises:
             NoSpace: the sandbox's disk is full.
         """
-        return self._put(path, lambda: bytes(data), mode=mode)
+        return self._put(path, bytes(data), mode=mode)
 
     def write_text(
         self, path: str, text: str, *, mode: int | None = None, encoding: str = "utf-8"
@@ -402,7 +402,7 @@ class Files:
     def _put(
         self,
         path: str,
-        body: Callable[[], Any],
+        body: Body,
         *,
         mode: int | None = None,
         size: int | None = None,
@@ -421,12 +421,11 @@ class Files:
             headers["Content-Length"] = str(size)
 
         def send(session: str) -> int:
-            content = body()
             answer = self._transport.request(
                 "PUT",
                 _own(session, "content"),
                 query=query,
-                body=content if isinstance(content, bytes) else body,
+                body=body,
                 headers=headers,
                 timeout=TRANSFER_SECONDS,
             )

@@ -136,7 +136,7 @@ class BinaryWriter:
                 self._flush()
             elif self._draft is None:
                 rest = bytes(self._buffer)
-                self._files._put(self._path, lambda: rest, exclusive=self._exclusive)
+                self._files._put(self._path, rest, exclusive=self._exclusive)
             else:
                 self._flush()
                 self._keep_mode(self._draft)
@@ -167,13 +167,13 @@ class BinaryWriter:
         self._buffer.clear()
         if self._append:
             if data:
-                self._files._put(self._path, lambda: data, append=True)
+                self._files._put(self._path, data, append=True)
             return
         if self._draft is None:
             directory, name = posixpath.split(self._path)
             self._draft = posixpath.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.part")
         if data:
-            self._files._put(self._draft, lambda: data, append=True)
+            self._files._put(self._draft, data, append=True)
 
     def _keep_mode(self, draft: str) -> None:
         try:

@@ -415,7 +415,7 @@ class Sandbox(Runner):
         if network_policy is not None and self.status is SessionStatus.RUNNING:
             try:
                 self._set_session(
-                    self._recovery.session, "network-policy", bodies.policy(network_policy)
+                    self._state.current_session_id, "network-policy", bodies.policy(network_policy)
                 )
             except (SessionStopped, SessionStopping):
                 pass  # the next one starts with it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from types import TracebackType
@@ -92,7 +92,7 @@ class Files:
         Raises:
             NoSpace: the sandbox's disk is full.
         """
-        return await self._put(path, lambda: bytes(data), mode=mode)
+        return await self._put(path, bytes(data), mode=mode)
 
     async def write_text(
         self, path: str, text: str, *, mode: int | None = None, encoding: str = "utf-8"
@@ -401,7 +401,7 @@ class Files:
     async def _put(
         self,
         path: str,
-        body: Callable[[], Any],
+        body: Body,
         *,
         mode: int | None = None,
         size: int | None = None,
@@ -420,12 +420,11 @@ class Files:
             headers["Content-Length"] = str(size)
 
         async def send(session: str) -> int:
-            content = body()
             answer = await self._transport.request(
                 "PUT",
                 _own(session, "content"),
                 query=query,
-                body=content if isinstance(content, bytes) else body,
+                body=body,
                 headers=headers,
                 timeout=TRANSFER_SECONDS,
             )

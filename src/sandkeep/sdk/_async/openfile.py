@@ -135,7 +135,7 @@ class BinaryWriter:
                 await self._flush()
             elif self._draft is None:
                 rest = bytes(self._buffer)
-                await self._files._put(self._path, lambda: rest, exclusive=self._exclusive)
+                await self._files._put(self._path, rest, exclusive=self._exclusive)
             else:
                 await self._flush()
                 await self._keep_mode(self._draft)
@@ -166,13 +166,13 @@ class BinaryWriter:
         self._buffer.clear()
         if self._append:
             if data:
-                await self._files._put(self._path, lambda: data, append=True)
+                await self._files._put(self._path, data, append=True)
             return
         if self._draft is None:
             directory, name = posixpath.split(self._path)
             self._draft = posixpath.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.part")
         if data:
-            await self._files._put(self._draft, lambda: data, append=True)
+            await self._files._put(self._draft, data, append=True)
 
     async def _keep_mode(self, draft: str) -> None:
         try:

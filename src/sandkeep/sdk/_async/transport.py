@@ -6,6 +6,7 @@ were made in; using a transport from another one is refused instead of failing i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ class Transport:
         self._address: Address | None = None
         self._belongs_to: object = None
         self._starting = Lock()
+        # Never waited for long: threads that make the first request at the same time share what one makes.
+        self._making = threading.Lock()
         self._closed = False
 
     async def aclose(self) -> None:
@@ -240,6 +243,10 @@ class Transport:
         if self._closed:
             raise InvalidRequest("this client is closed")
         here = current_token()
+        with self._making:
+            return self._pool_for(here)
+
+    def _pool_for(self, here: object) -> Pool:
         if self._pool is None:
             if self.target.socket is not None:
                 try:
