@@ -41,8 +41,9 @@ if TYPE_CHECKING:
         query_snapshots,
         resume_sandbox,
     )
+    from sandkeep.sdk._async.batch import Batch
     from sandkeep.sdk._async.client import Client
-    from sandkeep.sdk._async.files import Batch, Files
+    from sandkeep.sdk._async.files import Files
     from sandkeep.sdk._async.images import Images
     from sandkeep.sdk._async.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
     from sandkeep.sdk._async.paging import Listing, Page
@@ -118,7 +119,8 @@ _WHERE = {
     "get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session get_snapshot query_drives "
     "query_sandboxes query_sessions query_snapshots resume_sandbox",
     "sdk._async.client": "Client",
-    "sdk._async.files": "Batch Files",
+    "sdk._async.batch": "Batch",
+    "sdk._async.files": "Files",
     "sdk._async.images": "Images",
     "sdk._async.openfile": "BinaryReader BinaryWriter TextFileReader TextFileWriter",
     "sdk._async.paging": "Listing Page",

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
         query_snapshots,
         resume_sandbox,
     )
+    from sandkeep.sync.batch import Batch
     from sandkeep.sync.client import Client
-    from sandkeep.sync.files import Batch, Files
+    from sandkeep.sync.files import Files
     from sandkeep.sync.images import Images
     from sandkeep.sync.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
     from sandkeep.sync.paging import Listing, Page
@@ -118,7 +119,8 @@ _WHERE = {
     "get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session get_snapshot query_drives "
     "query_sandboxes query_sessions query_snapshots resume_sandbox",
     "sync.client": "Client",
-    "sync.files": "Batch Files",
+    "sync.batch": "Batch",
+    "sync.files": "Files",
     "sync.images": "Images",
     "sync.openfile": "BinaryReader BinaryWriter TextFileReader TextFileWriter",
     "sync.paging": "Listing Page",

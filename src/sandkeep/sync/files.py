@@ -9,13 +9,13 @@ import posixpath
 from collections.abc import Generator, Iterator, Iterable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sandkeep.errors import NotDirectory, PathExists, PathNotFound
+from sandkeep.sync.batch import Batch
+from sandkeep.sync.filerequests import TRANSFER_SECONDS, FileRequests, own
 from sandkeep.sync.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
-from sandkeep.sync.recovery import Recovery
-from sandkeep.sync.transport import Body, Transport, read
+from sandkeep.sync.transport import read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import sleep
 from sandkeep.sdk.values import FileChange, FileStat, Transferred
@@ -25,16 +25,13 @@ from sandkeep.wire.additions import FileList, FileObject, FileShown, LinkShown, 
 if TYPE_CHECKING:
     from sandkeep.sdk.local import Progress, TreeReader, TreeWriter
 
-TRANSFER_SECONDS = 300.0
-"""How long a file operation may go without a sign of life."""
-
 ReadMode = Literal["rb"]
 WriteMode = Literal["wb", "ab", "xb"]
 TextReadMode = Literal["r"]
 TextWriteMode = Literal["w", "a", "x"]
 
 
-class Files:
+class Files(FileRequests):
     """The filesystem of a sandbox.
 
     Relative paths start in the sandbox's working directory. Everything acts as the sandbox's user unless the
@@ -42,17 +39,6 @@ class Files:
 
     Failures are :class:`~sandkeep.errors.PathError` and its kinds, which name the path.
     """
-
-    def __init__(
-        self, transport: Transport, recovery: Recovery, *, user: str | None = None, sudo: bool = False
-    ) -> None:
-        self._transport = transport
-        self._recovery = recovery
-        self._acting: dict[str, Any] = {}
-        if user is not None:
-            self._acting["user"] = user
-        if sudo:
-            self._acting["sudo"] = True
 
     # --- whole files -------------------------------------------------------------------------------------
 
@@ -66,7 +52,7 @@ class Files:
 
         def fetch(session: str) -> bytes:
             return self._transport.request(
-                "GET", _own(session, "content"), query=self._query(path), timeout=TRANSFER_SECONDS
+                "GET", own(session, "content"), query=self._query(path), timeout=TRANSFER_SECONDS
             )
 
         return self._recovery.run(fetch)
@@ -351,7 +337,7 @@ class Files:
             writer = local.FileWriter(here)
             try:
                 with self._transport.stream(
-                    "GET", _own(session, "content"), query=self._query(source), timeout=TRANSFER_SECONDS
+                    "GET", own(session, "content"), query=self._query(source), timeout=TRANSFER_SECONDS
                 ) as answer:
                     for piece in answer.pieces:
                         writer.write(piece)
@@ -391,65 +377,6 @@ class Files:
 
     # --- how ---------------------------------------------------------------------------------------------
 
-    def _do(self, operation: str, path: str, **arguments: Any) -> bytes:
-        body = {"path": path, **arguments, **self._acting}
-
-        def send(session: str) -> bytes:
-            return self._transport.request("POST", _own(session, operation), json=body)
-
-        return self._recovery.run(send)
-
-    def _put(
-        self,
-        path: str,
-        body: Body,
-        *,
-        mode: int | None = None,
-        size: int | None = None,
-        append: bool = False,
-        exclusive: bool = False,
-    ) -> int:
-        query = {**self._query(path), "parents": "true"}
-        if mode is not None:
-            query["mode"] = str(mode)
-        if append:
-            query["append"] = "true"
-        if exclusive:
-            query["exclusive"] = "true"
-        headers = {"Content-Type": "application/octet-stream"}
-        if size is not None:
-            headers["Content-Length"] = str(size)
-
-        def send(session: str) -> int:
-            answer = self._transport.request(
-                "PUT",
-                _own(session, "content"),
-                query=query,
-                body=body,
-                headers=headers,
-                timeout=TRANSFER_SECONDS,
-            )
-            return read(Written, answer).bytes_written
-
-        return self._recovery.run(send)
-
-    def _extract(self, body: Body, *, cwd: str | None) -> None:
-        query = {name: _text(value) for name, value in self._acting.items()}
-        if cwd is not None:
-            query["cwd"] = cwd
-
-        def send(session: str) -> None:
-            self._transport.request(
-                "PUT",
-                _own(session, "archive"),
-                query=query,
-                body=body,
-                headers={"Content-Type": "application/x-tar"},
-                timeout=TRANSFER_SECONDS,
-            )
-
-        self._recovery.run(send)
-
     def _upload_tree(
         self, root: str, target: str, ignore: Sequence[str], progress: Progress | None
     ) -> Transferred:
@@ -481,7 +408,7 @@ class Files:
             writer = local.TreeWriter(target, progress)
             try:
                 with self._transport.stream(
-                    "POST", _own(session, "archive"), json=body, timeout=TRANSFER_SECONDS
+                    "POST", own(session, "archive"), json=body, timeout=TRANSFER_SECONDS
                 ) as answer:
                     for piece in answer.pieces:
                         writer.write(piece)
@@ -493,16 +420,6 @@ class Files:
 
         done = self._recovery.run(fetch)
         return Transferred("", done.files, done.bytes)
-
-    def _reading(self, path: str) -> str:
-        """The session to read from, once it is known that it runs and the file can be read."""
-
-        def check(session: str) -> str:
-            body = {"path": path, **self._acting}
-            self._transport.request("POST", _own(session, "stat"), json=body)
-            return session
-
-        return self._recovery.run(check)
 
     def _kind(self, path: str) -> FileStat | None:
         try:
@@ -540,61 +457,6 @@ class Files:
                 if not recursive:
                     break
         return found
-
-    def _query(self, path: str) -> dict[str, str]:
-        return {"path": path, **{name: _text(value) for name, value in self._acting.items()}}
-
-
-class Batch:
-    """Writes that are gathered and sent together. Made by :meth:`Files.batch`."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self._entries: dict[str, tuple[bytes, int]] = {}
-
-    def write_bytes(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Add a file. A later one at the same path replaces it."""
-        if not path or path.endswith("/") or ".." in path.split("/"):
-            refuse("path", f"{path!r} is not the path of a file, or has .. in it")
-        self._entries[path] = (bytes(data), mode)
-
-    def write_text(self, path: str, text: str, *, mode: int = 0o644, encoding: str = "utf-8") -> None:
-        """Add a text file."""
-        self.write_bytes(path, text.encode(encoding), mode=mode)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.send()
-
-    def send(self) -> None:
-        """Send what was gathered so far and begin anew."""
-        from sandkeep.sdk import tarball
-
-        entries, self._entries = self._entries, {}
-        for absolute in (False, True):
-            chosen = {path: entry for path, entry in entries.items() if path.startswith("/") is absolute}
-            if chosen:
-                parts = [
-                    tarball.file(posixpath.normpath(path).lstrip("/"), data, mode)
-                    for path, (data, mode) in chosen.items()
-                ]
-                self._files._extract(b"".join((*parts, tarball.END)), cwd="/" if absolute else None)
-
-
-def _own(session: str, operation: str) -> str:
-    return f"/v1/sessions/{session}/fs/{operation}"
-
-
-def _text(value: object) -> str:
-    return "true" if value is True else str(value)
 
 
 def _stat(shown: FileObject, path: str) -> FileStat:
