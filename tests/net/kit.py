@@ -7,11 +7,22 @@ waits. Names ending in ``.test`` are the operator's own and lead to loopback, wh
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from sandkeep.engine.engine import Engine
 from sandkeep.engine.settings import NetworkSettings, Settings
@@ -46,7 +57,7 @@ class Box:
         return self.net.do(self._sh(script, options))
 
     async def _sh(self, script: str, options: dict[str, Any]) -> str:
-        timeout = options.pop("timeout", 60)
+        timeout = options.pop("timeout", 20)
         process = await self.start(script, **options)
         return await asyncio.wait_for(self.output(process), timeout)
 
@@ -107,6 +118,7 @@ class Net:
         self.settings = Settings(network=settings)
         self.log: list[tuple[str, dict[str, Any]]] = []
         self._servers: list[asyncio.Server] = []
+        self._open: set[asyncio.StreamWriter] = set()
         self._boxes: list[Box] = []
         self._count = 0
         self.engine: Engine = self.do(self._open())
@@ -147,11 +159,13 @@ class Net:
         """A TCP server on loopback; returns its port."""
 
         async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._open.add(writer)
             try:
                 await handler(reader, writer)
             except (ConnectionError, asyncio.IncompleteReadError):
                 pass  # clients are cut off here on purpose
             finally:
+                self._open.discard(writer)
                 writer.close()
 
         async def start() -> asyncio.Server:
@@ -172,7 +186,9 @@ class Net:
             self.do(self.engine.sandboxes.destroy(self.project, box.name))
         for server in self._servers:
             server.close()
-        self.wait(0)
+        for writer in list(self._open):
+            writer.transport.abort()
+        self.wait(0.05)
         self.do(self.engine.close())
         self._runner.close()
 
@@ -207,3 +223,89 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.write(data)
         await writer.drain()
     writer.write_eof()
+
+
+# --- TLS -----------------------------------------------------------------------------------------------
+
+
+class Authority:
+    """A certificate authority for test servers: not the one sessions trust, the one netd does."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test servers")])
+        self._certificate = self._sign(self._name, self._key, ca=True, names=())
+        self.path = directory / "servers.pem"
+        self.path.write_bytes(self._certificate.public_bytes(Encoding.PEM))
+
+    def _sign(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, ca: bool, names: Sequence[str]
+    ) -> x509.Certificate:
+        now = datetime.now(UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        )
+        if names:
+            alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
+            builder = builder.add_extension(alternatives, critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+    def server(self, *names: str) -> ssl.SSLContext:
+        """What a server with these names listens with."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(x509.Name([]), key, ca=False, names=names)
+        path = self._directory / f"{names[0]}.pem"
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        path.write_bytes(certificate.public_bytes(Encoding.PEM) + private)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(path)
+        return context
+
+
+@contextmanager
+def inspecting(lab: Lab, **settings: Any) -> Iterator[tuple[Net, Authority]]:
+    """A network whose netd trusts the servers of an authority of the test's."""
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(lab.data_dir)) as directory:
+        authority = Authority(Path(directory))
+        with network(lab, replace(OPERATOR, trusted=(str(authority.path),), **settings)) as net:
+            yield net, authority
+
+
+class Recorder:
+    """An HTTP/1.1 server that remembers requests: first line, headers, length of the body."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], int]] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in head[1:] if line)}
+            size = await self._body(reader, headers)
+            self.requests.append((head[0], headers, size))
+            body = f"{head[0]} {headers['host']}\n".encode()
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nx-server: real\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            )
+            await writer.drain()
+
+    async def _body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> int:
+        if "chunked" in headers.get("transfer-encoding", ""):
+            size = 0
+            while part := int((await reader.readline()).strip(), 16):
+                size += len(await reader.readexactly(part))
+                await reader.readexactly(2)
+            await reader.readexactly(2)
+            return size
+        left = size = int(headers.get("content-length", 0))
+        while left:
+            left -= len(await reader.read(min(left, 1 << 16)))
+        return size

@@ -1,4 +1,4 @@
-"""A server that is put into a sandbox: plain requests, uploads, server-sent events, WebSocket echo, garbage."""
+"""A server that is put into a sandbox: requests, uploads, server-sent events, WebSocket echo, garbage."""
 
 import base64
 import hashlib

@@ -10,6 +10,7 @@ from typing import Any
 
 from sandkeep.engine.names import new_id
 from sandkeep.engine.network import Network
+from sandkeep.engine.secrets import Secrets
 from sandkeep.engine.settings import Settings
 from sandkeep.errors import NotFound
 from sandkeep.host.driver import Driver, SessionRef
@@ -40,6 +41,7 @@ class Context:
         self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.network = Network(self)
+        self.secrets = Secrets(self)
         self._finishing: set[asyncio.Task[Any]] = set()
 
     @staticmethod

@@ -35,6 +35,7 @@ class Engine:
         self.driver = context.driver
         self.storage = context.storage
         self.network = context.network
+        self.secrets = context.secrets
         self.sessions = Sessions(context)
         self.snapshots = Snapshots(context)
         self.processes = Processes(context, self.sessions)

@@ -16,14 +16,25 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sandkeep import __version__
-from sandkeep.engine import keys
+from sandkeep.engine import authority, keys, policies
 from sandkeep.engine.names import new_id
-from sandkeep.errors import HostCannot, NotFound, SandkeepError, SessionStopped, TransportError, from_json
+from sandkeep.errors import (
+    HostCannot,
+    InvalidRequest,
+    NotFound,
+    SandkeepError,
+    SessionStopped,
+    TransportError,
+    from_json,
+)
 from sandkeep.linux import sockets
-from sandkeep.net import netd, policy
+from sandkeep.net import netd, policy, secrets
 from sandkeep.net.channel import Channel
 from sandkeep.net.resolver import name_servers
 from sandkeep.store.rows import ACTIVE, Sandbox, Session, SessionStatus
@@ -48,6 +59,16 @@ class Route(NamedTuple):
     """To be sent as ``x-sandkeep-token``, or once as the parameter ``sandkeep_token``."""
 
 
+@contextmanager
+def _closing_on_failure(channel: Channel) -> Iterator[None]:
+    """A connection nobody will use because we were interrupted or refused is closed, not left."""
+    try:
+        yield
+    except BaseException:
+        channel.close()
+        raise
+
+
 class Network:
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -55,6 +76,7 @@ class Network:
         self._starting: asyncio.Task[Channel] | None = None
         self._closing = False
         self._name_servers: list[str] = []
+        self._authority: authority.Authority | None = None
         self._ingress_known = False
         self._known: set[str] = set()
         """Sessions the netd being introduced already serves."""
@@ -88,7 +110,8 @@ class Network:
                     await asyncio.get_running_loop().run_in_executor(None, self._launch)
                     channel = await self._connect()
                 if channel is not None:
-                    await self._introduce(channel)
+                    with _closing_on_failure(channel):
+                        await self._introduce(channel)
                     self._channel = channel
                     return channel
             except HostCannot:
@@ -107,11 +130,12 @@ class Network:
         finally:
             os.close(directory)
         channel = Channel(sock, self._on_message, lambda: self._on_gone(channel))
-        hello = await self._ask(channel, "hello")
-        if (hello["protocol"], hello["version"]) != (netd.PROTOCOL, __version__):
-            await self._ask(channel, "stop")
-            channel.close()
-            return None
+        with _closing_on_failure(channel):
+            hello = await self._ask(channel, "hello")
+            if (hello["protocol"], hello["version"]) != (netd.PROTOCOL, __version__):
+                await self._ask(channel, "stop")
+                channel.close()
+                return None
         self.pid = channel.peer()[0]
         self._known = set(hello["sessions"])
         self._ingress_known = hello["ingress"] is not None
@@ -151,7 +175,7 @@ class Network:
         ]
         for session in active:
             if session.id in self._known:
-                await self._ask(channel, "update", session=session.id, policy=session.network_policy)
+                await self._ask(channel, "update", **self._with_policy(session))
                 await self._publish(channel, session)
                 continue
             try:
@@ -167,6 +191,7 @@ class Network:
         await self._ask(
             channel,
             "configure",
+            authority=await self._inspection(),
             name_servers=self._name_servers,
             names={name: list(addresses) for name, addresses in settings.names.items()},
             allowed=list(settings.allowed),
@@ -177,6 +202,27 @@ class Network:
                 "dns_burst": 5 * settings.dns_rate,
             },
         )
+
+    async def _inspection(self) -> dict[str, str] | None:
+        """What netd needs to apply rules, where this server can."""
+        if not authority.available():
+            return None
+        if self._authority is None:
+            load = partial(authority.Authority, self._context.data_dir)
+            self._authority = await asyncio.get_running_loop().run_in_executor(None, load)
+        settings = self._context.settings.network
+        return {
+            "certificate": self._authority.certificate.decode(),
+            "key": self._authority.key.decode(),
+            "token_key": self._authority.token_key.decode(),
+            "issuer": settings.issuer,
+            "trusted": "".join(_text(path) for path in settings.trusted),
+        }
+
+    async def jwks(self) -> dict[str, Any]:
+        """The key that tokens of forwarded requests are verified with."""
+        await self._inspection()
+        return self._authority.jwks if self._authority is not None else {"keys": []}
 
     async def _ask(
         self, channel: Channel, op: str, fds: list[int] | None = None, **body: Any
@@ -221,9 +267,60 @@ class Network:
 
     # --- sessions ----------------------------------------------------------------------------------------
 
-    def check(self, wanted: NetworkPolicy) -> None:
+    def check(self, project: str, wanted: NetworkPolicy) -> None:
         """Refuse a policy that could not be enforced here."""
         policy.validate(wanted)
+        ruled = next((domain for domain in wanted.domains if domain.rules), None)
+        if ruled is not None and not authority.available():
+            raise InvalidRequest(
+                f'domains["{ruled.pattern}"]: rules cannot be applied by this server',
+                hint="install sandkeep[net]",
+                field=f'domains["{ruled.pattern}"]',
+            )
+        for name, field in secrets.references(wanted):
+            if not self._context.secrets.exists(project, name):
+                raise InvalidRequest(f"{field}: there is no secret named {name}", field=field)
+
+    def _with_policy(self, session: Session) -> dict[str, Any]:
+        """A session's policy and the values it refers to, as netd takes them."""
+        stored = session.network_policy
+        found: dict[str, str] = {}
+        for name, _ in secrets.references(policies.from_stored(stored)):
+            try:
+                found[name] = self._context.secrets.open(session.project, name)
+            except SandkeepError as error:
+                # Requests that need it are refused; the rest of the policy stands.
+                self._context.log("a secret cannot be used", secret=name, error=str(error))
+        return {"session": session.id, "policy": stored, "secrets": found}
+
+    def _identity(self, session: Session) -> dict[str, str]:
+        project = self._context.store.projects.get(session.project)
+        return {
+            "team_id": project.team,
+            "project_id": project.name,
+            "sandbox_id": session.id,
+            "sandbox_name": session.sandbox_name,
+        }
+
+    async def refresh_secret(self, project: str, name: str) -> None:
+        """A secret changed: sessions that use it get the new value."""
+        for session in self._context.store.sessions.active_on_host(self._context.driver.host):
+            if session.project != project or session.status is not SessionStatus.RUNNING:
+                continue
+            used = {used for used, _ in secrets.references(policies.from_stored(session.network_policy))}
+            if name in used:
+                await self.set_policy(session)
+
+    async def _trust(self, session: Session) -> None:
+        """Have a session trust our authority before its first request is inspected."""
+        if self._authority is not None and _has_rules(session):
+            await self._authority.install(self._context.driver, self._context.ref(session))
+
+    def environment(self, session: Session) -> dict[str, str]:
+        """Variables for the session's processes, on top of the sandbox's own."""
+        if self._authority is None or not _has_rules(session):
+            return {}
+        return self._authority.environment()
 
     async def attach(self, session: Session) -> None:
         """Give a session its network, with its policy in force from the first packet."""
@@ -233,6 +330,7 @@ class Network:
         except TransportError:
             # netd died with the request in hand. Its successor asks the store, which may not have us yet.
             await self._register(await self.ready(), session)
+        await self._trust(session)
 
     async def _register(self, channel: Channel, session: Session) -> None:
         try:
@@ -242,7 +340,8 @@ class Network:
                 return  # the operator accepted that: such a session has no network
             raise
         try:
-            await self._ask(channel, "register", fds, session=session.id, policy=session.network_policy)
+            identity = self._identity(session)
+            await self._ask(channel, "register", fds, identity=identity, **self._with_policy(session))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -252,7 +351,8 @@ class Network:
         """Put the policy of a session's row in force, for what is open too."""
         channel = await self.ready()
         try:
-            await self._ask(channel, "update", session=session.id, policy=session.network_policy)
+            await self._trust(session)
+            await self._ask(channel, "update", **self._with_policy(session))
         except NotFound:
             await self._register(channel, session)
         except TransportError:
@@ -377,6 +477,15 @@ class Network:
                         ingress_bytes=found.ingress_bytes + received,
                         egress_bytes=found.egress_bytes + sent,
                     )
+
+
+def _has_rules(session: Session) -> bool:
+    return any(domain.rules for domain in policies.from_stored(session.network_policy).domains)
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="ascii", errors="ignore") as handle:
+        return handle.read()
 
 
 def _subdomain(sandbox: Sandbox, port: int) -> str:

@@ -51,7 +51,7 @@ class Processes:
             process=name,
             argv=(command, *args),
             cwd=cwd,
-            env=env or {},
+            env={**self._context.network.environment(found), **(env or {})},
             user=user,
             root=sudo,
             stdin=stdin,

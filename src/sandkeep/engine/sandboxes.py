@@ -86,7 +86,7 @@ class Sandboxes:
 
     async def _create_locked(self, project: str, name: str, spec: SandboxSpec) -> Started:
         self._check_timeout(spec.timeout)
-        self._context.network.check(spec.network_policy)
+        self._context.network.check(project, spec.network_policy)
         self._check_room(project, name)
         source = self._source_snapshot(project, spec)
         image = source.image if source is not None else self._image(spec)
@@ -261,7 +261,7 @@ class Sandboxes:
             before = self._store.sandboxes.get(project, name)
             spec = replace(self.spec_of(before), **changes)
             self._check_timeout(spec.timeout)
-            self._context.network.check(spec.network_policy)
+            self._context.network.check(project, spec.network_policy)
             self._check_mounts(project, spec)
             wanted = {key: value for key, value in columns(spec).items() if key in _columns_of(changes)}
             if "runtime" in changes:
@@ -283,7 +283,7 @@ class Sandboxes:
 
     async def set_policy(self, project: str, session: str, policy: NetworkPolicy) -> Session:
         """Change what the running session may reach."""
-        self._context.network.check(policy)
+        self._context.network.check(project, policy)
         found = await self._sessions.require(project, session, Operation.SET_POLICY)
         updated = self._store.sessions.update(
             project,

@@ -39,6 +39,10 @@ class NetworkSettings:
     """Open at once, per session."""
     dns_rate: float = 200
     """Queries per second and session."""
+    trusted: Sequence[str] = ()
+    """Files with certificates of authorities that inspected servers may have, besides the machine's own."""
+    issuer: str = "sandkeep"
+    """Who signs the tokens of forwarded requests: the URL this server is known by, where it has one."""
     ingress_address: str = "127.0.0.1"
     ingress_port: int = 4280
     """Where requests to sandboxes' ports are taken; another one when it is in use, and 0 for any."""
@@ -62,6 +66,8 @@ class Settings:
     max_sandboxes: int = 10_000
     max_active_sessions: int = 1_000
     """Per project."""
+    pool: int = 2
+    """Sessions kept prepared ahead of anybody asking, so that creates are quick; a few megabytes each."""
     enforce_memory: bool = True
     """Limit each session to the memory its sandbox names, where the machine can."""
     pids: int = 4096

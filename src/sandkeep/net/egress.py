@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final, NamedTuple
@@ -29,7 +29,7 @@ from sandkeep.net.policy import Address, Decision, Judge, Verdict
 from sandkeep.net.relay import Pipes, Relay, keep_alive, reset_on_close
 from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver
 from sandkeep.net.responder import Responder
-from sandkeep.types import NetworkPolicy, PolicyMode
+from sandkeep.types import NetworkPolicy, PolicyMode, Rule
 
 _ORIGINAL_DESTINATION: Final = 80
 _OWN: Final = IPv4Address(netlink.ADDRESS)
@@ -59,8 +59,19 @@ class World:
     own_ports: frozenset[int] = frozenset()
     """Where the server itself listens: never reachable from a session."""
     limits: Limits = field(default_factory=Limits)
-    inspect: Callable[[Egress, Flow, bytes], Awaitable[None]] | None = None
-    """Serves connections to domains with rules, given what was read of them so far."""
+    inspect: Callable[[Egress, Flow, sniff.Kind], Awaitable[None]] | None = None
+    """Serves connections to domains with rules, and owns the client's socket from then on."""
+
+    def refuse_own(self, sock: socket.socket, port: int) -> None:
+        """Close a connection that turned out to lead to the sandbox server."""
+        if port in self.own_ports and sock.getpeername()[0] == sock.getsockname()[0]:
+            sock.close()
+            raise Refused("that is the sandbox server itself")
+
+    def open_to_all(self, address: Address, port: int) -> bool:
+        """Whether an address is none of those that only the operator can open."""
+        judge = Judge(NetworkPolicy.allow_all(), operator_allowed=self.operator_allowed)
+        return judge.decide(name=None, address=address, port=port).decision is Decision.ALLOW
 
 
 class Flow:
@@ -74,18 +85,15 @@ class Flow:
         self.candidates: tuple[Address, ...] = ()
         """Where the name may be reached: resolved, and each address allowed by the policy."""
         self.verdict: Verdict | None = None
-        self.sent = 0
-        self.received = 0
+        self.handed_over = False
+        """Somebody else owns the client's socket."""
         self.started = time.monotonic()
         self.relay: Relay | None = None
         self.task: asyncio.Task[None] | None = None
 
     def moved(self) -> tuple[int, int]:
         """Bytes in and out so far, as the session sees them."""
-        relay = self.relay
-        if relay is None:
-            return self.received, self.sent
-        return self.received + relay.received, self.sent + relay.sent
+        return (self.relay.received, self.relay.sent) if self.relay is not None else (0, 0)
 
     def cut(self) -> None:
         """End it now, as if the network had gone."""
@@ -93,7 +101,7 @@ class Flow:
             self.relay.abort()
         if self.task is not None:
             self.task.cancel()
-        if self.client.fileno() >= 0:
+        if not self.handed_over and self.client.fileno() >= 0:
             reset_on_close(self.client)
 
     def facts(self) -> dict[str, Any]:
@@ -120,6 +128,10 @@ class Egress:
         self._done = (0, 0)
         self._policy = NetworkPolicy.deny_all()
         self._judge = Judge(self._policy)
+        self.secrets: Mapping[str, str] = {}
+        """Values the policy's rules refer to."""
+        self.identity: Mapping[str, Any] = {}
+        """Whose session this is, for those who receive its forwarded requests."""
         self._responder = Responder(
             self._names,
             world.resolver,
@@ -163,10 +175,12 @@ class Egress:
     def connections(self) -> int:
         return len(self._flows)
 
-    @property
-    def rules_of(self) -> Callable[[str], Any]:
-        """The domain of the policy in force that matches a name, for whoever applies its rules."""
-        return self._judge.domain
+    def rules(self, flow: Flow) -> Sequence[Rule] | None:
+        """The rules in force for a flow's requests; ``None`` when it may not make any more."""
+        verdict = self._judge.decide(name=flow.name, address=flow.address, port=flow.port)
+        if verdict.decision is not Decision.INSPECT or verdict.domain is None:
+            return None
+        return verdict.domain.rules
 
     # --- policy ------------------------------------------------------------------------------------------
 
@@ -231,6 +245,10 @@ class Egress:
             self._end(flow, abruptly=True)
         except (OSError, TimeoutError, asyncio.CancelledError):
             self._end(flow, abruptly=True)
+        except Exception as error:
+            # Ours to mend, but this connection's problem only.
+            self._loop.call_exception_handler({"message": "a connection failed", "exception": error})
+            self._end(flow, abruptly=True)
 
     def _refuse(self, flow: Flow, refused: Refused) -> None:
         self.audit.record(
@@ -252,6 +270,8 @@ class Egress:
             )
         if flow.relay is not None:
             flow.relay.release()
+        elif flow.handed_over:
+            pass
         elif abruptly:
             reset(flow.client)
         else:
@@ -321,9 +341,7 @@ class Egress:
             except (OSError, TimeoutError) as error:
                 failure = Refused(f"{address} port {flow.port} cannot be reached: {error or 'time-out'}")
                 continue
-            if flow.port in self.world.own_ports and _is_here(upstream):
-                upstream.close()
-                raise Refused("that is the sandbox server itself")
+            self.world.refuse_own(upstream, flow.port)
             flow.address = address
             return upstream
         raise failure
@@ -340,47 +358,54 @@ class Egress:
         flow.relay = relay
         relay.start_receiving()
         if flow.name is not None and self._policy.mode is PolicyMode.CUSTOM:
-            head = await self.greeting(flow, silent=True)
-            if head and not relay.closed:
-                await self._loop.sock_sendall(upstream, head)
-                flow.sent += len(head)
+            await self._greeting(flow, silent=True)
         relay.start_sending()
 
     async def _inspect(self, flow: Flow, verdict: Verdict) -> None:
         if self.world.inspect is None:
             raise Refused("rules cannot be applied on this machine", verdict.rule)
         flow.address = flow.candidates[0]
-        head = await self.greeting(flow, silent=False)
+        kind = await self._greeting(flow, silent=False)
         self.opened(flow, verdict)
+        flow.handed_over = True
         try:
-            await self.world.inspect(self, flow, head)
+            await self.world.inspect(self, flow, kind)
         finally:
             self._end(flow)
 
-    async def greeting(self, flow: Flow, *, silent: bool) -> bytes:
-        """Read the first bytes, as many as it takes to see whom the client asks for; it must be the name.
+    async def _greeting(self, flow: Flow, *, silent: bool) -> sniff.Kind:
+        """Look at the first bytes, as many as it takes to see whom the client asks for; it must be the name.
 
-        ``silent`` lets clients through that wait for the server to speak, or say no name at all.
+        Nothing is taken from the socket. ``silent`` lets clients through that wait for the server to speak,
+        or say no name at all.
         """
-        head = b""
         patience = self.world.limits.greeting_seconds
-        seconds: float | None = None if silent else patience
-        while True:
-            data = await asyncio.wait_for(self._loop.sock_recv(flow.client, sniff.MOST_BYTES), seconds)
-            if not head:
-                deadline = self._loop.time() + patience
-            head += data
-            seconds = max(deadline - self._loop.time(), 0)
-            found = sniff.sniff(head)
-            if not data or found.kind is not sniff.Kind.MORE:
-                break
-        if found.kind is sniff.Kind.OTHER and not silent:
+        head = await self._peek(flow.client, 1, None if silent else patience)
+        deadline = self._loop.time() + patience
+        while (found := sniff.sniff(head)).kind is sniff.Kind.MORE and head:
+            more = await self._peek(flow.client, len(head) + 1, max(deadline - self._loop.time(), 0))
+            if len(more) <= len(head):
+                break  # that was all
+            head = more
+        if found.kind in (sniff.Kind.OTHER, sniff.Kind.MORE) and not silent:
             raise Refused("neither TLS nor HTTP, and the domain has rules")
         if found.kind is sniff.Kind.INVALID:
             raise Refused("the connection begins with a malformed greeting")
         if found.name is not None and found.name != flow.name:
             raise Refused(f"the connection asks for {found.name}, not for {flow.name}")
-        return head
+        return found.kind
+
+    async def _peek(self, client: socket.socket, count: int, seconds: float | None) -> bytes:
+        """What the client has sent so far, once that is ``count`` bytes or will not be more."""
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+        ready = asyncio.Event()
+        self._loop.add_reader(client.fileno(), ready.set)
+        try:
+            await asyncio.wait_for(ready.wait(), seconds)
+        finally:
+            self._loop.remove_reader(client.fileno())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        return client.recv(sniff.MOST_BYTES + 1, socket.MSG_PEEK)
 
 
 def original_destination(client: socket.socket) -> tuple[Address, int]:
@@ -405,10 +430,6 @@ async def dial(address: Address, port: int, seconds: float) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def _is_here(sock: socket.socket) -> bool:
-    return bool(sock.getpeername()[0] == sock.getsockname()[0])
 
 
 def reset(sock: socket.socket) -> None:

@@ -7,7 +7,7 @@ transfer coding, several Host headers, or a target naming another host is refuse
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import h11
@@ -144,32 +144,44 @@ class _Server:
 # --- client --------------------------------------------------------------------------------------------
 
 
-async def send(stream: Stream, request: Request) -> Response:
-    """Pass a request on over a connection of its own; the response's ``done`` closes it."""
-    client = _Client(stream)
-    try:
-        return await client.send(request)
-    except BaseException:
-        client.close()
-        raise
+class Client:
+    """A connection to a server. ``idle`` gets it back after an exchange that leaves it usable."""
 
-
-class _Client:
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, idle: Callable[[Client], None] | None = None) -> None:
         self._stream = stream
+        self._idle = idle
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=http.MOST_HEAD)
         self._feeding: asyncio.Task[None] | None = None
+        self.used = False
+        """Whether it has answered before: then a server may have closed it meanwhile."""
 
     def close(self) -> None:
         if self._feeding is not None:
             self._feeding.cancel()
         self._stream.close()
 
+    def _done(self) -> None:
+        states = (self._connection.our_state, self._connection.their_state)
+        if self._idle is not None and states == (h11.DONE, h11.DONE):
+            self._connection.start_next_cycle()
+            self.used = True
+            self._idle(self)
+        else:
+            self.close()
+
     async def send(self, request: Request) -> Response:
+        """Pass a request on. The response's ``done`` must be called, also when it is not passed on."""
+        try:
+            return await self._send(request)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _send(self, request: Request) -> Response:
         headers = [(b"host", request.authority), *request.headers]
         if request.upgrade is not None:
             headers += [(b"connection", b"upgrade"), (b"upgrade", request.upgrade)]
-        else:
+        elif self._idle is None:
             headers.append((b"connection", b"close"))
         if request.length is None and http.header(headers, b"content-length") is None:
             headers.append((b"transfer-encoding", b"chunked"))
@@ -188,7 +200,7 @@ class _Client:
         if not isinstance(event, h11.Response):
             raise BadMessage("no response", 502)
         fields = [(bytes(name), bytes(value)) for name, value in event.headers]
-        response = Response(event.status_code, http.end_to_end(fields), done=self.close)
+        response = Response(event.status_code, http.end_to_end(fields), done=self._done)
         response.body = self._body(response)
         return response
 

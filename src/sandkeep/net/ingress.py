@@ -186,7 +186,7 @@ class Ingress:
         request.headers = [item for item in request.headers if item[0] not in mine] + forwarded
         request.body = egress.counted(request.body, into=True)
         try:
-            response = await http1.send(await http.connected(sock), request)
+            response = await http1.Client(await http.connected(sock)).send(request)
         except (OSError, TimeoutError, BadMessage):
             return _page(502, "Bad answer", f"What listens on port {route.port} did not answer with HTTP.")
         response.body = egress.counted(response.body, into=False)

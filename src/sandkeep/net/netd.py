@@ -15,10 +15,11 @@ import json
 import os
 import signal
 import socket
+import ssl
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -29,9 +30,10 @@ from sandkeep.linux import sockets, syscalls
 from sandkeep.net import confine
 from sandkeep.net.audit import Audit
 from sandkeep.net.channel import Channel
-from sandkeep.net.egress import Egress, Limits, World, adopt
+from sandkeep.net.egress import Egress, Flow, Limits, World, adopt
 from sandkeep.net.ingress import Ingress
 from sandkeep.net.resolver import Resolver
+from sandkeep.net.sniff import Kind
 from sandkeep.types import NetworkPolicy
 from sandkeep.wire.policies import PolicyBody
 
@@ -66,8 +68,11 @@ class Registered:
 
 
 class Daemon:
-    def __init__(self, control: socket.socket, *, owner: int, absent: dict[str, str]) -> None:
+    def __init__(
+        self, control: socket.socket, *, owner: int, absent: dict[str, str], upstream: ssl.SSLContext | None
+    ) -> None:
         self._control = control
+        self._upstream = upstream
         self._owner = owner
         self._absent = absent
         self._loop = asyncio.get_running_loop()
@@ -77,6 +82,7 @@ class Daemon:
         self._ended_usage: dict[str, tuple[int, int]] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self._complaints = 0
+        self._authority: dict[str, Any] = {}
         self.world = World(Resolver(), Audit(self._report_soon))
         self.ingress = Ingress(self._egress_of, self._get_sockets)
 
@@ -162,7 +168,24 @@ class Daemon:
         world.operator_allowed = tuple(body["allowed"])
         world.own_ports = frozenset(body["own_ports"])
         world.limits = Limits(**body["limits"])
+        if body["authority"] is not None and self._upstream is not None:
+            world.inspect = self._inspector(body["authority"], self._upstream)
         return {}
+
+    def _inspector(
+        self, given: dict[str, Any], upstream: ssl.SSLContext
+    ) -> Callable[[Egress, Flow, Kind], Awaitable[None]]:
+        if given == self._authority:
+            assert self.world.inspect is not None
+            return self.world.inspect
+        from sandkeep.net import inspect, tls, tokens
+
+        if given["trusted"]:
+            upstream.load_verify_locations(cadata=given["trusted"])
+        leaves = tls.Leaves(given["certificate"].encode(), given["key"].encode())
+        signer = tokens.Signer(given["token_key"].encode(), given["issuer"])
+        self._authority = given
+        return inspect.Inspector(leaves, upstream, self.world.resolver, signer).serve
 
     def _register(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """Take over a session's listeners. What was known about it before is replaced."""
@@ -172,6 +195,7 @@ class Daemon:
         self._forget(session)
         *listeners, leash = [os.dup(fd) for fd in fds]
         egress = Egress(session, adopt(listeners), self.world)
+        egress.secrets, egress.identity = body["secrets"], body["identity"]
         egress.set_policy(policy)
         self._sessions[session] = Registered(egress, leash)
         self._loop.add_reader(leash, self._on_leash, session)
@@ -204,7 +228,9 @@ class Daemon:
         return found
 
     def _update(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        return {"cut": self._find(body).egress.set_policy(_policy(body["policy"]))}
+        egress, policy = self._find(body).egress, _policy(body["policy"])
+        egress.secrets = body["secrets"]
+        return {"cut": egress.set_policy(policy)}
 
     def _unregister(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         self._forget(str(body["session"]))
@@ -325,6 +351,7 @@ def _start(data_dir: str) -> None:
     control = sockets.listen_in(directory, SOCKET)
     control.setblocking(False)
     os.close(directory)
+    upstream = _prepare_inspection()
     uid: int | None = None
     if owner == 0:
         uid, lock = confine.take_id()
@@ -341,11 +368,26 @@ def _start(data_dir: str) -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
-    asyncio.run(_serve(control, owner, absent))
+    asyncio.run(_serve(control, owner, absent, upstream))
 
 
-async def _serve(control: socket.socket, owner: int, absent: dict[str, str]) -> None:
-    await Daemon(control, owner=owner, absent=absent).run()
+async def _serve(
+    control: socket.socket, owner: int, absent: dict[str, str], upstream: ssl.SSLContext | None
+) -> None:
+    await Daemon(control, owner=owner, absent=absent, upstream=upstream).run()
+
+
+def _prepare_inspection() -> ssl.SSLContext | None:
+    """Load everything rules need while there is a file system; ``None`` where it is not installed."""
+    try:
+        from sandkeep.net import inspect, tls
+    except ImportError:
+        return None
+    del inspect
+    # Some modules are imported by their first use only.
+    tls.make_authority("rehearsal")
+    "rehearsal".encode("idna")
+    return tls.upstream_context()
 
 
 def _hold_lock(directory: int) -> int:

@@ -13,6 +13,7 @@ from sandkeep.store.processes import Processes
 from sandkeep.store.projects import Projects
 from sandkeep.store.rows import ACTIVE_SQL
 from sandkeep.store.sandboxes import Sandboxes
+from sandkeep.store.secrets import Secrets
 from sandkeep.store.sessions import Sessions
 from sandkeep.store.snapshots import Snapshots
 from sandkeep.store.sqlite import SqliteDatabase
@@ -32,6 +33,7 @@ class Store:
         self.snapshots = Snapshots(db)
         self.drives = Drives(db)
         self.events = Events(db)
+        self.secrets = Secrets(db)
 
     @classmethod
     def open(cls, path: str, *, now_ms: int) -> Store:

@@ -22,7 +22,15 @@ def first_schema(db: Database) -> None:
             db.run(statement)
 
 
-STEPS: tuple[Step, ...] = (first_schema,)
+def secrets(db: Database) -> None:
+    db.run(
+        "CREATE TABLE secrets (project TEXT NOT NULL REFERENCES projects (id), name TEXT NOT NULL,"
+        " sealed BLOB NOT NULL, created_ms BIGINT NOT NULL, updated_ms BIGINT NOT NULL,"
+        " PRIMARY KEY (project, name))"
+    )
+
+
+STEPS: tuple[Step, ...] = (first_schema, secrets)
 
 
 def migrate(db: SqliteDatabase, *, now_ms: int, steps: Sequence[Step] = STEPS) -> int:

@@ -1,0 +1,282 @@
+"""HTTP/2 towards a session, framed by h2.
+
+What a hostile client can make us keep is bounded: credit for received data is given back only once the other
+side has taken it, so a stream holds at most its window; responses wait for the client's credit before they
+are read; streams, header sizes, resets and pings that cost us and not the client are limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    PingReceived,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
+
+from sandkeep.net import http
+from sandkeep.net.audit import Bucket
+from sandkeep.net.http import BadMessage, Headers, Request, Respond, Response, Stream
+
+_STREAMS: Final = 64
+_STREAM_WINDOW: Final = 256 << 10
+_CONNECTION_WINDOW: Final = 4 << 20
+_UPGRADES: Final = frozenset(
+    {b"connection", b"upgrade", b"keep-alive", b"proxy-connection", b"transfer-encoding"}
+)
+
+
+async def serve(stream: Stream, respond: Respond, *, scheme: bytes) -> None:
+    """Answer requests until either side ends. Does not close the stream."""
+    server = _Server(stream, respond, scheme)
+    try:
+        await server.run()
+    finally:
+        await server.close()
+
+
+class _Exchange:
+    """One request under way."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.received: deque[tuple[bytes, int]] = deque()
+        self.ended = False
+        self.news = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class _Server:
+    def __init__(self, stream: Stream, respond: Respond, scheme: bytes) -> None:
+        self._stream = stream
+        self._respond = respond
+        self._scheme = scheme
+        self._connection = H2Connection(H2Configuration(client_side=False, header_encoding=None))
+        # Assigned, not updated: changes made before the preface would never be sent.
+        self._connection.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: _STREAMS,
+                SettingCodes.INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
+                SettingCodes.MAX_HEADER_LIST_SIZE: http.MOST_HEAD,
+                SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
+            },
+        )
+        self._exchanges: dict[int, _Exchange] = {}
+        self._credit = asyncio.Event()
+        self._waste = Bucket(burst=200, rate=20)
+        self._writing = asyncio.Lock()
+
+    async def run(self) -> None:
+        self._connection.initiate_connection()
+        self._connection.increment_flow_control_window(_CONNECTION_WINDOW - 65_535)
+        await self._flush()
+        patience = http.HEAD_SECONDS
+        while True:
+            data = await self._stream.read(patience if not self._exchanges else http.STALL_SECONDS)
+            if not data:
+                return
+            patience = http.IDLE_SECONDS
+            try:
+                events = self._connection.receive_data(data)
+                for event in events:
+                    self._take(event)
+            except (ProtocolError, BadMessage):
+                self._say_goodbye(ErrorCodes.ENHANCE_YOUR_CALM)
+                await self._flush()
+                return
+            await self._flush()
+            if any(isinstance(event, ConnectionTerminated) for event in events):
+                return
+
+    async def close(self) -> None:
+        tasks = [found.task for found in self._exchanges.values() if found.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _say_goodbye(self, code: ErrorCodes) -> None:
+        try:
+            self._connection.close_connection(code)
+        except ProtocolError:
+            pass  # it is closed already
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            data = self._connection.data_to_send()
+            if data:
+                await self._stream.write(data)
+
+    # --- what the client says ----------------------------------------------------------------------------
+
+    def _take(self, event: Any) -> None:
+        if isinstance(event, RequestReceived):
+            exchange = _Exchange(event.stream_id)
+            self._exchanges[event.stream_id] = exchange
+            exchange.ended = event.stream_ended is not None
+            work = self._serve(exchange, list(event.headers))
+            exchange.task = asyncio.create_task(work, name="http2 exchange")
+        elif isinstance(event, DataReceived):
+            found = self._exchanges.get(event.stream_id)
+            if found is None:
+                self._give_back(event.flow_controlled_length, event.stream_id)
+                return
+            if not event.data:
+                self._spend()
+            found.received.append((bytes(event.data), event.flow_controlled_length))
+            found.news.set()
+        elif isinstance(event, StreamEnded):
+            found = self._exchanges.get(event.stream_id)
+            if found is not None:
+                found.ended = True
+                found.news.set()
+        elif isinstance(event, StreamReset):
+            self._spend()
+            found = self._exchanges.get(event.stream_id)
+            if found is not None and found.task is not None:
+                found.task.cancel()
+        elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
+            if isinstance(event, RemoteSettingsChanged):
+                self._spend()
+            self._credit.set()
+        elif isinstance(event, PingReceived):
+            self._spend()
+
+    def _spend(self) -> None:
+        """Something that costs the client nothing: only so often."""
+        if not self._waste.take():
+            raise BadMessage("too many frames to no end")
+
+    def _give_back(self, count: int, number: int) -> None:
+        if count:
+            try:
+                self._connection.acknowledge_received_data(count, number)
+            except ProtocolError:
+                pass  # the connection is over
+
+    # --- one exchange ------------------------------------------------------------------------------------
+
+    async def _serve(self, exchange: _Exchange, headers: Headers) -> None:
+        response: Response | None = None
+        try:
+            try:
+                request = self._request(exchange, headers)
+            except BadMessage as error:
+                response = http.plain(error.status)
+                request = Request(b"GET", b"/", b"", [])
+            else:
+                response = await self._respond(request)
+            await self._send(exchange, request, response)
+        except (OSError, TimeoutError, ProtocolError, BadMessage):
+            self._reset(exchange)
+        except asyncio.CancelledError:
+            self._reset(exchange)
+            raise
+        finally:
+            if response is not None:
+                response.done()
+            self._exchanges.pop(exchange.number, None)
+            for _, credit in exchange.received:
+                self._give_back(credit, exchange.number)
+            try:
+                await self._flush()
+            except (OSError, TimeoutError):
+                pass
+
+    def _reset(self, exchange: _Exchange) -> None:
+        try:
+            self._connection.reset_stream(exchange.number, ErrorCodes.CANCEL)
+        except ProtocolError:
+            pass
+
+    def _request(self, exchange: _Exchange, headers: Headers) -> Request:
+        pseudo = {bytes(name): bytes(value) for name, value in headers if name.startswith(b":")}
+        fields = [(bytes(name), bytes(value)) for name, value in headers if not name.startswith(b":")]
+        authority, host = pseudo.get(b":authority"), http.header(fields, b"host")
+        if pseudo.get(b":method") == b"CONNECT":
+            raise BadMessage("CONNECT is not for this server", 405)
+        if host is not None and authority is not None and host.lower() != authority.lower():
+            raise BadMessage("two different hosts")
+        if pseudo.get(b":scheme", self._scheme) != self._scheme or not (authority or host):
+            raise BadMessage("another scheme, or no host")
+        length = http.header(fields, b"content-length")
+        known = 0 if exchange.ended else int(length) if length is not None and length.isdigit() else None
+        dropped = (*_UPGRADES, b"host", b"expect", b"te")
+        # Cookies may come in pieces; HTTP/1.1 has one header for them.
+        cookies = b"; ".join(value for name, value in fields if name == b"cookie")
+        kept = [item for item in fields if item[0] not in dropped and item[0] != b"cookie"]
+        if cookies:
+            kept.append((b"cookie", cookies))
+        return Request(
+            pseudo[b":method"],
+            pseudo.get(b":path", b"/"),
+            authority or host or b"",
+            kept,
+            self._body(exchange),
+            None,
+            known,
+        )
+
+    async def _body(self, exchange: _Exchange) -> AsyncIterator[bytes]:
+        while True:
+            while exchange.received:
+                data, credit = exchange.received.popleft()
+                if data:
+                    yield data
+                # Only now: whoever asked for the next piece has passed this one on.
+                self._give_back(credit, exchange.number)
+                await self._flush()
+            if exchange.ended:
+                return
+            exchange.news.clear()
+            await asyncio.wait_for(exchange.news.wait(), http.STALL_SECONDS)
+
+    async def _send(self, exchange: _Exchange, request: Request, response: Response) -> None:
+        number = exchange.number
+        fields = [
+            (name.lower(), value)
+            for name, value in http.end_to_end(response.headers)
+            if name.lower() not in _UPGRADES
+        ]
+        head = [(b":status", str(response.status).encode()), *fields]
+        bodiless = request.method == b"HEAD" or response.status in (204, 304)
+        self._connection.send_headers(number, head, end_stream=bodiless)
+        await self._flush()
+        if not bodiless:
+            async for piece in response.body:
+                await self._send_data(number, piece)
+            if response.trailers:
+                self._connection.send_headers(number, response.trailers, end_stream=True)
+            else:
+                self._connection.end_stream(number)
+            await self._flush()
+        if not exchange.ended:
+            self._connection.reset_stream(number, ErrorCodes.NO_ERROR)
+
+    async def _send_data(self, number: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            room = min(
+                self._connection.local_flow_control_window(number), self._connection.max_outbound_frame_size
+            )
+            if room <= 0:
+                self._credit.clear()
+                await asyncio.wait_for(self._credit.wait(), http.STALL_SECONDS)
+                continue
+            self._connection.send_data(number, bytes(view[:room]))
+            view = view[room:]
+            await self._flush()

@@ -1,0 +1,236 @@
+"""Rules applied to requests: connections to domains with rules end here, and begin anew towards the server.
+
+TLS is ended with a certificate of the installation's own authority, and begun again with the server's
+certificate verified for the name that was judged. Every request is judged by itself: its host must be the
+name the connection was made to, its path is put into one form both for judging and for sending, and the rules
+in force at that moment decide. Values of secrets are put in here, and exist nowhere else outside the store.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from sandkeep.errors import HostCannot, InvalidRequest
+from sandkeep.net import http, http1, http2, policy, secrets, sniff
+from sandkeep.net.egress import Egress, Flow, Refused, dial
+from sandkeep.net.http import BadMessage, Headers, Request, Response
+from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver
+from sandkeep.net.tls import Leaves
+from sandkeep.net.tokens import Signer
+from sandkeep.types import Forward, Respond, Rule, Transform
+
+_MOST_IDLE: Final = 8
+_LONGEST_PATH: Final = 512
+
+
+class Inspector:
+    """What all inspected connections share."""
+
+    def __init__(self, leaves: Leaves, upstream: ssl.SSLContext, resolver: Resolver, signer: Signer) -> None:
+        self._leaves = leaves
+        self.upstream = upstream
+        self.resolver = resolver
+        self.signer = signer
+
+    async def serve(self, egress: Egress, flow: Flow, kind: sniff.Kind) -> None:
+        """Serve an accepted connection until it ends."""
+        assert flow.name is not None
+        try:
+            context = self._leaves.context(flow.name) if kind is sniff.Kind.TLS else None
+        except BaseException:
+            flow.client.close()
+            raise
+        stream = await http.accepted(flow.client, context)
+        connection = _Connection(self, egress, flow, secure=context is not None)
+        scheme = b"https" if context is not None else b"http"
+        try:
+            if kind is sniff.Kind.HTTP2 or stream.protocol == "h2":
+                await http2.serve(stream, connection.respond, scheme=scheme)
+            else:
+                await http1.serve(stream, connection.respond, scheme=scheme)
+        except Exception as error:
+            # A client that goes away, or a server that breaks off in the middle of a response: so do we.
+            stream.abort()
+            expected = isinstance(error, OSError | TimeoutError | BadMessage)
+            if not expected and type(error).__module__.partition(".")[0] not in ("h11", "h2"):
+                raise
+        finally:
+            connection.close()
+            stream.close()
+
+
+class _Connection:
+    """One client connection, and the connections to servers made for it and nobody else."""
+
+    def __init__(self, inspector: Inspector, egress: Egress, flow: Flow, *, secure: bool) -> None:
+        self._inspector = inspector
+        self._egress = egress
+        self._flow = flow
+        self._secure = secure
+        self._idle: list[http1.Client] = []
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    async def respond(self, request: Request) -> Response:
+        started = time.monotonic()
+        action = "pass"
+        try:
+            rule = self._judge(request)
+            action = _ACTIONS[type(rule.action)] if rule is not None else "pass"
+            request.body = self._egress.counted(request.body, into=False)
+            response = await self._carry_out(rule, request)
+        except Refused as refused:
+            self._record(request, "deny", str(refused), 403, started)
+            return http.plain(403)
+        except BadMessage as error:
+            self._record(request, "deny", str(error), error.status, started)
+            return http.plain(error.status)
+        except (OSError, TimeoutError, ssl.SSLError, NoSuchName, ResolveFailed) as error:
+            self._record(request, "allow", f"the server cannot be reached: {error}", 502, started)
+            return http.plain(502)
+        self._record(request, "allow", action, response.status, started)
+        response.body = self._egress.counted(response.body, into=True)
+        return response
+
+    def _record(self, request: Request, verdict: str, reason: str, status: int, started: float) -> None:
+        path = request.target.partition(b"?")[0].decode("latin-1")
+        self._egress.audit.record(
+            "network.request",
+            **self._flow.facts(),
+            method=request.method.decode("latin-1"),
+            path=path[:_LONGEST_PATH],
+            verdict=verdict,
+            reason=reason,
+            status=status,
+            milliseconds=round((time.monotonic() - started) * 1000),
+        )
+
+    # --- judging -----------------------------------------------------------------------------------------
+
+    def _judge(self, request: Request) -> Rule | None:
+        if sniff.host_name(request.authority) != self._flow.name:
+            host = request.authority.decode("latin-1")
+            raise Refused(f"the request asks for {host}, not for {self._flow.name}")
+        rules = self._egress.rules(self._flow)
+        if rules is None:
+            raise Refused("the policy no longer allows this")
+        path, mark, query = request.target.decode("latin-1").partition("?")
+        try:
+            path = policy.canonical_path(path)
+            pairs = parse_qsl(query, keep_blank_values=True, encoding="utf-8", max_num_fields=1000)
+            headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
+            headers.append(("host", request.authority.decode("latin-1")))
+            rule = policy.match_rule(
+                rules, method=request.method.decode("latin-1"), path=path, query=pairs, headers=headers
+            )
+        except (InvalidRequest, ValueError) as error:
+            raise BadMessage(str(error)) from None
+        except HostCannot as error:
+            raise Refused(str(error)) from None
+        request.target = f"{path}{mark}{query}".encode("latin-1")
+        return rule
+
+    async def _carry_out(self, rule: Rule | None, request: Request) -> Response:
+        action = rule.action if rule is not None else None
+        if isinstance(action, Respond):
+            return _direct(action)
+        if request.upgrade is not None and request.upgrade.lower() != b"websocket":
+            request.upgrade = None
+        if isinstance(action, Forward):
+            return await self._forward(action.url, request)
+        if isinstance(action, Transform):
+            values = self._fill_in(action.headers)
+            replaced = {name for name, _ in values}
+            if b"host" in replaced:
+                raise Refused("the host of a request cannot be replaced")
+            request.headers = [item for item in request.headers if item[0] not in replaced] + values
+        return await self._pass_on(request)
+
+    def _fill_in(self, headers: tuple[tuple[str, str], ...]) -> Headers:
+        try:
+            return [
+                (name.lower().encode(), secrets.fill_in(value, self._egress.secrets).encode("latin-1"))
+                for name, value in headers
+            ]
+        except KeyError as missing:
+            raise Refused(f"the secret {missing.args[0]} does not exist") from None
+
+    # --- servers -----------------------------------------------------------------------------------------
+
+    async def _pass_on(self, request: Request) -> Response:
+        """To the server the client asked for, over a connection kept for this client where possible."""
+        while self._idle and request.length == 0:
+            client = self._idle.pop()
+            try:
+                return await client.send(request)
+            except (OSError, BadMessage):
+                continue  # closed by the server while it was idle; nothing was lost with an empty body
+        sock = await self._egress.connect(self._flow)
+        context = self._inspector.upstream if self._secure else None
+        stream = await http.connected(sock, context, self._flow.name)
+        return await http1.Client(stream, self._give_back).send(request)
+
+    def _give_back(self, client: http1.Client) -> None:
+        if len(self._idle) < _MOST_IDLE:
+            self._idle.append(client)
+        else:
+            client.close()
+
+    async def _forward(self, url: str, request: Request) -> Response:
+        """To somewhere else, with the original request described and signed."""
+        parts = urlsplit(url)
+        host, secure = parts.hostname or "", parts.scheme == "https"
+        path = request.target.decode("latin-1").partition("?")[0]
+        described = {
+            "vercel-forwarded-host": self._flow.name or "",
+            "vercel-forwarded-scheme": "https" if self._secure else "http",
+            "vercel-forwarded-port": str(self._flow.port),
+            "vercel-forwarded-path": path,
+            "vercel-sandbox-oidc-token": self._inspector.signer.token(
+                audience=url.rstrip("/"), claims=self._egress.identity
+            ),
+        }
+        request.headers = [item for item in request.headers if item[0].decode("latin-1") not in described]
+        request.headers += [(name.encode(), value.encode("latin-1")) for name, value in described.items()]
+        request.target = parts.path.rstrip("/").encode() + request.target
+        request.authority = parts.netloc.rpartition("@")[2].encode()
+        sock = await self._dial(host, parts.port or (443 if secure else 80))
+        stream = await http.connected(sock, self._inspector.upstream if secure else None, host)
+        return await http1.Client(stream).send(request)
+
+    async def _dial(self, host: str, port: int) -> socket.socket:
+        """The policy's author names this place, so only what nobody may reach is out of reach."""
+        addresses = await self._inspector.resolver.resolve(host.lower())
+        failure: Exception = Refused(f"{host} has no address that may be reached")
+        for address in addresses:
+            if not self._egress.world.open_to_all(address, port):
+                continue
+            try:
+                sock = await dial(address, port, self._egress.world.limits.connect_seconds)
+            except (OSError, TimeoutError) as error:
+                failure = error
+                continue
+            self._egress.world.refuse_own(sock, port)
+            return sock
+        raise failure
+
+
+_ACTIONS: Final[Mapping[type[Any], str]] = {Respond: "respond", Forward: "forward", Transform: "transform"}
+
+
+def _direct(action: Respond) -> Response:
+    body = (action.body or "").encode()
+    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in action.headers]
+    if action.content_type is not None:
+        headers = [item for item in headers if item[0] != b"content-type"]
+        headers.append((b"content-type", action.content_type.encode("latin-1")))
+    if action.status_code not in (204, 205, 304):
+        headers.append((b"content-length", str(len(body)).encode()))
+    return Response(action.status_code, headers, http.just(body) if body else http.nothing())

@@ -1,0 +1,30 @@
+"""References to secrets in header values: ``Bearer ${secret:NAME}``.
+
+A policy is stored, shown and compared with the reference; the value is put in when a request leaves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from sandkeep.types import NetworkPolicy, Transform
+
+NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_REFERENCE: Final = re.compile(r"\$\{secret:([^}]*)\}")
+
+
+def fill_in(value: str, secrets: Mapping[str, str]) -> str:
+    """A header value with every reference replaced. Raises ``KeyError`` for a secret that is not there."""
+    return _REFERENCE.sub(lambda found: secrets[found[1]], value)
+
+
+def references(policy: NetworkPolicy) -> Iterator[tuple[str, str]]:
+    """Each secret a policy refers to, with the field that does."""
+    for domain in policy.domains:
+        for index, rule in enumerate(domain.rules):
+            if isinstance(rule.action, Transform):
+                for name, value in rule.action.headers:
+                    for found in _REFERENCE.finditer(value):
+                        yield found[1], f'domains["{domain.pattern}"][{index}].transform.headers["{name}"]'

@@ -1,0 +1,168 @@
+"""Rules on requests: matched, changed, answered, forwarded, with TLS ended and begun anew."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from sandkeep.errors import InvalidRequest
+from sandkeep.types import (
+    Forward,
+    Matcher,
+    NetworkPolicy,
+    PairMatcher,
+    RequestMatch,
+    Respond,
+    Rule,
+    Transform,
+)
+from tests.lab import Lab
+from tests.labs import MODES, Ask, everywhere, opened
+from tests.net.kit import Recorder, inspecting
+
+PASS = Rule(Transform(()))
+
+
+@pytest.fixture(scope="module", params=MODES)
+def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
+    yield from opened(request)
+
+
+@everywhere
+def test_headers_are_set_on_matching_requests_only_and_the_session_trusts_us(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        server = Recorder()
+        port = net.serve(server, ssl=authority.server("one.test"))
+        rule = Rule(
+            Transform((("Authorization", "Bearer injected"),)),
+            RequestMatch(path=Matcher(starts_with="/v1/"), methods=("GET",)),
+        )
+        box = net.box(NetworkPolicy.custom({"one.test": [rule]}))
+        url = f"https://one.test:{port}"
+        for version in ("--http1.1", "--http2"):
+            server.requests.clear()
+            assert box.sh(f"curl -sS {version} {url}/v1/x?q=1") == f"GET /v1/x?q=1 HTTP/1.1 one.test:{port}"
+            box.sh(f"curl -sS {version} -H 'authorization: mine' {url}/v1/x; curl -sS {version} {url}/v2")
+            seen = [headers.get("authorization") for _, headers, _ in server.requests]
+            assert seen == ["Bearer injected", "Bearer injected", None]
+        decided = box.events("request", path="/v1/x", verdict="allow")
+        assert decided[0].data["reason"] == "transform" and decided[0].data["status"] == 200
+        assert "injected" not in json.dumps([dict(event.data) for event in box.events()])
+
+
+@everywhere
+def test_direct_answers_never_contact_the_server(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        server = Recorder()
+        port = net.serve(server, ssl=authority.server("one.test"))
+        answer = Respond(418, (("X-Why", "rule"),), "no tea", "text/plain")
+        box = net.box(NetworkPolicy.custom({"one.test": [Rule(answer)]}))
+        out = box.sh(f"curl -sSi --http1.1 https://one.test:{port}/")
+        assert out.startswith("HTTP/1.1 418") and "x-why: rule" in out and out.endswith("no tea")
+        body = "head -c 20000000 /dev/zero | curl -sS -o /dev/null -w '%{http_code}' --data-binary @- "
+        assert box.sh(f"{body} https://one.test:{port}/").endswith("418")
+        assert server.requests == []
+
+
+@everywhere
+def test_plain_http_is_ruled_too_and_bodies_pass_whole(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        server, secure = Recorder(), Recorder()
+        plain = net.serve(server)
+        port = net.serve(secure, ssl=authority.server("one.test"))
+        box = net.box(NetworkPolicy.custom({"one.test": [Rule(Transform((("x-set", "1"),)))]}))
+        box.sh(
+            f"head -c 5000000 /dev/zero > /tmp/big; curl -sS --data-binary @/tmp/big http://one.test:{plain}/"
+        )
+        assert [(headers.get("x-set"), size) for _, headers, size in server.requests] == [("1", 5_000_000)]
+        for version in ("--http1.1", "--http2"):
+            box.sh(f"curl -sS {version} -T /tmp/big https://one.test:{port}/; ")
+            box.sh(f"curl -sS {version} -T - https://one.test:{port}/ < /tmp/big")
+        assert [size for _, _, size in secure.requests] == [5_000_000] * 4
+
+
+@everywhere
+def test_a_server_without_a_valid_certificate_is_not_talked_to(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        server = Recorder()
+        port = net.serve(server, ssl=authority.server("two.test"))
+        box = net.box(NetworkPolicy.custom({"one.test": [Rule(Transform((("x-key", "value"),)))]}))
+        out = box.sh(f"curl -sS -o /dev/null -w '%{{http_code}}' https://one.test:{port}/")
+        assert out == "502" and server.requests == []
+
+
+@everywhere
+def test_forwarded_requests_describe_the_original_and_carry_a_token_that_verifies(lab: Lab) -> None:
+    with inspecting(lab, issuer="https://sandboxes.test") as (net, authority):
+        target = Recorder()
+        port = net.serve(target, ssl=authority.server("inner.test"))
+        url = f"https://inner.test:{port}/hook"
+        match = RequestMatch(query=(PairMatcher(key=Matcher(exact="via")),))
+        box = net.box(NetworkPolicy.custom({"one.test": [Rule(Forward(url), match)]}))
+        out = box.sh("curl -sS --http1.1 -d data 'https://one.test:8443/a/b?via=1'")
+        assert out == f"POST /hook/a/b?via=1 HTTP/1.1 inner.test:{port}"
+        _, headers, size = target.requests[0]
+        assert size == 4
+        described = {name: headers[f"vercel-forwarded-{name}"] for name in ("host", "scheme", "port", "path")}
+        assert described == {"host": "one.test", "scheme": "https", "port": "8443", "path": "/a/b"}
+        claims = verified(headers["vercel-sandbox-oidc-token"], net.do(net.engine.network.jwks()))
+        assert claims["aud"] == url and claims["iss"] == "https://sandboxes.test"
+        assert claims["sandbox_name"] == box.name and claims["team_id"] == "team"
+
+
+def verified(token: str, keys: dict[str, list[dict[str, str]]]) -> dict[str, str]:
+    def data(text: str) -> bytes:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+    signed, _, signature = token.rpartition(".")
+    header, body = (json.loads(data(part)) for part in signed.split("."))
+    key = next(key for key in keys["keys"] if key["kid"] == header["kid"])
+    numbers = rsa.RSAPublicNumbers(*(int.from_bytes(data(key[name]), "big") for name in ("e", "n")))
+    numbers.public_key().verify(data(signature), signed.encode(), padding.PKCS1v15(), hashes.SHA256())
+    claims: dict[str, str] = body
+    return claims
+
+
+@everywhere
+def test_secrets_are_referred_to_by_name_and_sealed_at_rest(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        server = Recorder()
+        port = net.serve(server, ssl=authority.server("one.test"))
+        policy = NetworkPolicy.custom(
+            {"one.test": [Rule(Transform((("authorization", "Bearer ${secret:api-key}"),)))]}
+        )
+        with pytest.raises(InvalidRequest) as caught:
+            net.box(policy)
+        assert caught.value.details["field"] == 'domains["one.test"][0].transform.headers["authorization"]'
+        net.do(net.engine.secrets.set(net.project, "api-key", "s3cr3t-first"))
+        box = net.box(policy)
+        box.sh(f"curl -sS https://one.test:{port}/")
+        net.do(net.engine.secrets.set(net.project, "api-key", "s3cr3t-second"))
+        box.sh(f"curl -sS https://one.test:{port}/")
+        seen = [headers["authorization"] for _, headers, _ in server.requests]
+        assert seen == ["Bearer s3cr3t-first", "Bearer s3cr3t-second"]
+        assert [secret.name for secret in net.engine.secrets.list(net.project)] == ["api-key"]
+        net.do(net.engine.secrets.remove(net.project, "api-key"))
+        out = box.sh(f"curl -sS -o /dev/null -w '%{{http_code}}' https://one.test:{port}/")
+        assert out == "403" and len(server.requests) == 2
+        for name in ("store.db", "store.db-wal"):
+            with open(f"{net.data_dir}/{name}", "rb") as handle:
+                assert b"s3cr3t" not in handle.read()
+
+
+@everywhere
+def test_rules_set_on_a_running_session_apply_to_what_is_open(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        server = Recorder()
+        port = net.serve(server, ssl=authority.server("one.test"))
+        box = net.box(NetworkPolicy.custom(["one.test"]))
+        # Without rules the client sees the server's own certificate, which it does not trust.
+        assert "unable to get local issuer certificate" in box.sh(f"curl -sS https://one.test:{port}/")
+        box.policy(NetworkPolicy.custom({"one.test": [Rule(Transform((("x-set", "1"),)))]}))
+        assert box.sh(f"curl -sS https://one.test:{port}/").startswith("GET / HTTP/1.1")
+        assert server.requests[-1][1]["x-set"] == "1"
