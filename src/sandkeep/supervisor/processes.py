@@ -251,17 +251,14 @@ class Processes:
         if process is None or process.status != RUNNING:
             return
         status, cpu_ms = int(message["status"]), int(message["cpu_ms"])
-        oom_now = self._cgroup.oom_kills()
-        killed_for_memory = (
-            os.WIFSIGNALED(status)
-            and os.WTERMSIG(status) == signal.SIGKILL
-            and process.kill_requested is None
-            and oom_now is not None
-            and oom_now > max(process.oom_before or 0, self._oom_explained)
-        )
-        if killed_for_memory:
-            # Each death is one count: whoever is killed later is not blamed on this one.
-            self._oom_explained = oom_now or 0
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        killed_for_memory = False
+        if killed and process.kill_requested is None:
+            oom_now = self._cgroup.oom_kills() or 0
+            killed_for_memory = oom_now > max(process.oom_before or 0, self._oom_explained)
+            if killed_for_memory:
+                # Each death is one count: whoever is killed later is not blamed on this one.
+                self._oom_explained = oom_now
         self._conclude(process, status, cpu_ms, killed_for_memory or process.out_of_memory)
 
     def _conclude(self, process: Process, status: int, cpu_ms: int, out_of_memory: bool) -> None:
