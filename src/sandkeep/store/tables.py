@@ -7,14 +7,18 @@ knows what a row means.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from sandkeep.store.database import Database
 from sandkeep.store.pages import Page, PageRequest, Sort, read_cursor, write_cursor
 
 Row = TypeVar("Row")
+
+_REMEMBERED = 512
+"""Decoded rows kept per table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +78,11 @@ class Table(Generic[Row]):
         self._decoders = tuple((i, c.decode) for i, c in enumerate(codecs) if c)
         self.columns = ", ".join(f"{name}.{column}" for column in self._fields)
         numbers = ", ".join(f"${index + 1}" for index in range(len(self._fields)))
+        # The same rows are read over and over; they are frozen, so whoever reads one next may have the same.
+        self.decode: Callable[[tuple[Any, ...]], Row] = lru_cache(maxsize=_REMEMBERED)(self._decode)
         self._insert = f"INSERT INTO {name} ({', '.join(self._fields)}) VALUES ({numbers})"
 
-    def decode(self, values: Sequence[Any]) -> Row:
+    def _decode(self, values: tuple[Any, ...]) -> Row:
         row = list(values)
         for index, decode in self._decoders:
             if row[index] is not None:
