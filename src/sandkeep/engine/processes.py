@@ -6,6 +6,7 @@ lists are quick and records outlive the session's directory. A row is finished b
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -25,6 +26,8 @@ class Processes:
         self._sessions = sessions
         self._store = context.store
         self._observed: dict[str, OutputWriter] = {}
+        self._ends: dict[str, asyncio.Task[None]] = {}
+        """Of processes that run: who waits for the end, on behalf of everybody."""
 
     # --- running -----------------------------------------------------------------------------------------
 
@@ -71,10 +74,15 @@ class Processes:
             started_ms=record["started_ms"],
         )
         self._store.processes.add(process)
-        self._context.spawn(self._follow(found, process), f"follow {name}")
+        self._follow(found, process)
         return process
 
-    async def _follow(self, session: Session, process: Process) -> None:
+    def _follow(self, session: Session, process: Process) -> None:
+        task = self._context.spawn(self._see_end(session, process), f"follow {process.id}")
+        self._ends[process.id] = task
+        task.add_done_callback(lambda _: self._ends.pop(process.id, None))
+
+    async def _see_end(self, session: Session, process: Process) -> None:
         record = await self._context.driver.wait_process(self._context.ref(session), process.id)
         self._record_end(process, record)
 
@@ -108,7 +116,7 @@ class Processes:
                 )
         for process in self._store.processes.running(session.project, session.id):
             if process.kind is not ProcessKind.OBSERVED:
-                self._context.spawn(self._follow(session, process), f"follow {process.id}")
+                self._follow(session, process)
 
     # --- looking -----------------------------------------------------------------------------------------
 
@@ -125,6 +133,12 @@ class Processes:
         found = self.get(project, session, process)
         if found.status is not ProcessStatus.RUNNING:
             return found
+        followed = self._ends.get(process)
+        if followed is not None:
+            await asyncio.wait((followed,))
+            found = self.get(project, session, process)
+            if found.status is not ProcessStatus.RUNNING:
+                return found
         owner = self._sessions.get(project, session)
         record = await self._context.driver.wait_process(self._context.ref(owner), process)
         return self._record_end(found, record)
