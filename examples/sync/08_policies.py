@@ -5,7 +5,7 @@
 from sandkeep import sync as sandkeep
 from sandkeep.types import Matcher, NetworkPolicy, RequestMatch, Respond, Rule, Transform
 
-REACH = "import socket; socket.create_connection(('198.51.100.1', 80), timeout=2)"
+REACH = "import urllib.request as r; r.urlopen('http://198.51.100.1/', timeout=2)"
 
 
 def main() -> None:
