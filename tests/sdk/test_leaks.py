@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -105,12 +106,9 @@ def test_five_hundred_operations_leave_nothing_open(backend: str) -> None:
 
 
 def test_five_hundred_blocking_operations_leave_nothing_open() -> None:
-    sys.path.insert(0, "scripts")
-    try:
-        import unasync  # type: ignore[import-not-found]
-    finally:
-        sys.path.remove("scripts")
-    run(unasync.rewritten(OPERATIONS, set()) + SYNC)
+    path = Path(__file__).resolve().parents[2] / "scripts/unasync.py"
+    unasync = runpy.run_path(str(path))
+    run(unasync["rewritten"](OPERATIONS, set()) + SYNC)
 
 
 BIG = """
