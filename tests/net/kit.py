@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 import tempfile
 import time
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +28,7 @@ from cryptography.x509.oid import NameOID
 
 from sandkeep.engine.engine import Engine
 from sandkeep.engine.settings import NetworkSettings, Settings
+from sandkeep.net import dns
 from sandkeep.store.pages import PageRequest
 from sandkeep.store.rows import Event, Session
 from sandkeep.types import NetworkPolicy, SandboxSpec
@@ -118,7 +121,7 @@ class Net:
         self.settings = Settings(network=settings)
         self.log: list[tuple[str, dict[str, Any]]] = []
         self._servers: list[asyncio.Server] = []
-        self._open: set[asyncio.StreamWriter] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self._boxes: list[Box] = []
         self._count = 0
         self.engine: Engine = self.do(self._open())
@@ -159,13 +162,13 @@ class Net:
         """A TCP server on loopback; returns its port."""
 
         async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._open.add(writer)
+            self._writers.add(writer)
             try:
                 await handler(reader, writer)
             except (ConnectionError, asyncio.IncompleteReadError):
                 pass  # clients are cut off here on purpose
             finally:
-                self._open.discard(writer)
+                self._writers.discard(writer)
                 writer.close()
 
         async def start() -> asyncio.Server:
@@ -186,7 +189,7 @@ class Net:
             self.do(self.engine.sandboxes.destroy(self.project, box.name))
         for server in self._servers:
             server.close()
-        for writer in list(self._open):
+        for writer in list(self._writers):
             writer.transport.abort()
         self.wait(0.05)
         self.do(self.engine.close())
@@ -309,3 +312,51 @@ class Recorder:
         while left:
             left -= len(await reader.read(min(left, 1 << 16)))
         return size
+
+
+# --- DNS -----------------------------------------------------------------------------------------------
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """A real name server for a few names; remembers every question it is asked."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[str, list[str]] = {}
+        self.asked: list[tuple[str, int]] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.DatagramTransport)
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        asked = dns.question(data)
+        self.asked.append((asked.name, asked.kind))
+        found = [ip_address(text) for text in self.addresses.get(asked.name, [])]
+        kind = 4 if asked.kind == dns.A else 6
+        answers = tuple(address for address in found if address.version == kind)
+        rcode = dns.OK if asked.name in self.addresses else dns.NO_SUCH_NAME
+        self._transport.sendto(dns.reply(asked, rcode, addresses=answers, ttl=0), addr)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+@contextmanager
+def resolving(lab: Lab, **settings: Any) -> Iterator[tuple[Net, NameServer]]:
+    """A network whose names, apart from the operator's own, come from a name server of the test's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.setblocking(False)
+        place = f"127.0.0.1#{sock.getsockname()[1]}"
+        with network(lab, replace(OPERATOR, name_servers=(place,), **settings)) as net:
+            server = NameServer()
+
+            async def start() -> None:
+                await asyncio.get_running_loop().create_datagram_endpoint(lambda: server, sock=sock)
+
+            net.do(start())
+            try:
+                yield net, server
+            finally:
+                server.close()
+                net.wait(0)
