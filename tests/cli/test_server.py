@@ -1,0 +1,135 @@
+"""Which server is used: none yet, one started by hand, one that is not there, one that wants a token."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandkeep.server import embedded
+from tests.cli.program import Program
+from tests.server.harness import PROJECT, TEAM, ServerProcess
+
+
+@pytest.fixture
+def alone(able: None) -> Iterator[Program]:
+    """No server at all: whoever needs one starts it."""
+    directory = tempfile.mkdtemp(prefix="cli-")
+    program = Program({"SANDKEEP_HOME": directory})
+    yield program
+    if embedded.ask(directory, "GET", "/version") is not None:
+        for found in program("ls", "--all", "--json").json["sandboxes"]:
+            program("rm", found["name"])
+        pid = int(Path(directory, "server.lock").read_text())
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while embedded.ask(directory, "GET", "/version") is not None or os.path.exists(f"/proc/{pid}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    shutil.rmtree(directory)
+
+
+def test_the_first_command_starts_what_it_needs(alone: Program) -> None:
+    before = alone("status", "--json").json
+    assert before["running"] is False and before["embedded"] is True
+    assert "does not run" in alone("status").text
+    assert alone("run", "--", "python3", "-c", "print('hello')").text == "hello\n"
+    after = alone("status", "--json").json
+    assert after["running"] is True and after["embedded"] is True and after["sandboxes"] == 0
+    alone("create", "--name", "kept", "-q")
+    assert alone("status", "--json").json["sandboxes"] == 1
+    assert "1 sandbox" in alone("status").text
+    assert alone("exec", "-i", "kept", "cat", input=b"in").out == b"in"
+    assert alone("stop", "kept", "--json").json[0]["snapshot"]["id"].startswith("snap_")
+
+
+def test_a_data_directory_on_the_command_line_counts_most(
+    alone: Program, server: ServerProcess, name: str
+) -> None:
+    other = Program({"SANDKEEP_URL": "http://127.0.0.1:1"})
+    found = other("status", "--data-dir", str(server.data), "--json").json
+    assert found["running"] is True and found["dataDirectory"] == str(server.data)
+    assert (
+        other("--data-dir", alone.env["SANDKEEP_HOME"], "ls", "--url", f"unix://{server.socket}").status == 0
+    )
+
+
+def test_status_of_a_server_started_by_hand(cli: Program, local: Program, server: ServerProcess) -> None:
+    for program, url in ((cli, server.url), (local, f"unix://{server.socket}")):
+        found = program("status", "--json").json
+        assert (found["running"], found["embedded"], found["url"]) == (True, False, url)
+        assert "started by hand" in program("status").text
+
+
+def test_a_server_that_does_not_answer(cli: Program) -> None:
+    gone = {"SANDKEEP_URL": "http://127.0.0.1:1"}
+    assert "sandkeep status" in cli.fails("ls", env=gone)
+    cli.fails("run", "true", status=125, env=gone)
+    assert cli("status", "--json", status=1, env=gone).json["running"] is False
+    cli.fails("ls", env={"SANDKEEP_URL": "unix:///no/such/socket"})
+
+
+def test_a_token_is_needed_and_can_be_given_in_three_ways(cli: Program, server: ServerProcess) -> None:
+    without = Program({"SANDKEEP_URL": server.url})
+    assert "sandkeep token create" in without.fails("ls")
+    without("ls", "--token", server.token)
+    without("--token", server.token, "ls")
+    without("ls", env={"SANDKEEP_TOKEN": server.token})
+    assert "sandkeep token create" in without.fails("exec", "x", "true", status=125)
+
+
+def test_the_hint_for_more_does_not_show_the_token(server: ServerProcess, cli: Program, name: str) -> None:
+    for letter in "ab":
+        cli("create", "-q", "--name", f"{name}-{letter}")
+    without = Program({"SANDKEEP_URL": server.url})
+    page = without("ls", "--token", server.token, "--name-prefix", name, "--limit", "1")
+    assert "More results: sandkeep ls" in page.err and server.token not in page.err
+    cli("rm", f"{name}-a", f"{name}-b")
+
+
+def test_tokens_are_made_listed_and_revoked(server: ServerProcess) -> None:
+    here = Program({"SANDKEEP_HOME": str(server.data)})
+    made = here(
+        "token", "create", "--team", TEAM, "--project", PROJECT, "--name", "ci", "--expires", "30d", "--json"
+    )
+    token, number = made.json["token"], made.json["id"]
+    using = Program({"SANDKEEP_URL": server.url, "SANDKEEP_TOKEN": token})
+    using("ls")
+    found = {each["id"]: each for each in here("token", "ls", "--team", TEAM, "--json").json}
+    assert (found[number]["name"], found[number]["state"]) == ("ci", "valid")
+    assert token not in here("token", "ls", "--team", TEAM).text
+    assert "in 30 days" in here("token", "list", "--team", TEAM).text
+    assert here("token", "revoke", number, "--team", TEAM, "--json").json["state"] == "revoked"
+    using.fails("ls")
+    assert "sandkeep token ls" in here.fails("token", "revoke", "tok_none", "--team", TEAM)
+    assert here("token", "create", "--team", "t", "--project", "p").text.startswith("sk_")
+    assert "no tokens" in here("token", "ls", "--team", "nobody").err
+
+
+def test_names_are_completed_from_a_server_that_runs(cli: Program, box: str) -> None:
+    words = {
+        "_SANDKEEP_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"sandkeep connect {box[:4]}",
+        "COMP_CWORD": "2",
+    }
+    assert f"plain,{box}" in cli(env=words).text.splitlines()
+
+
+def test_serve_refuses_what_it_cannot_do(server: ServerProcess, tmp_path: Path) -> None:
+    here = Program({"SANDKEEP_HOME": str(server.data)})
+    here.fails("serve", status=1)
+    here.fails("serve", "--port", "70000", status=2)
+    (tmp_path / "bad.json").write_text("{")
+    here.fails("serve", "--data-dir", str(tmp_path), "--settings", str(tmp_path / "bad.json"), status=2)
+
+
+def test_doctor_answers_people_and_programs(cli: Program, tmp_path: Path) -> None:
+    report = cli("doctor", "--json", "--data-dir", str(tmp_path)).json
+    assert report["can_run"] is True
+    assert "Sessions can run here" in cli("doctor", "--data-dir", str(tmp_path)).text

@@ -1,0 +1,178 @@
+"""On a real terminal: shells, editors, sizes, keys; and the terminal as it was, whatever happened."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Program
+from tests.cli.screen import Screen
+
+PROMPT = "sandbox:"
+"""What the prompt of a shell inside has, after the user's name."""
+
+
+@pytest.fixture
+def screen(cli: Program, tmp_path: Path) -> Iterator[Screen]:
+    screen = Screen(tmp_path, cli.env)
+    yield screen
+    screen.close()
+
+
+def test_a_shell_knows_the_terminal_and_leaves_it_as_it_was(screen: Screen, box: str) -> None:
+    before = screen.settings()
+    screen.sandkeep("connect", box)
+    screen.wait(PROMPT)
+    screen.press("stty size; echo $TERM; tput colors", "Enter")
+    text = screen.wait("256")
+    assert ("30 100" in text and "xterm-256color" in text) or "tmux" in text or "screen" in text
+    screen.resize(90, 25)
+    screen.press("clear; sleep 0.3; stty size", "Enter")
+    screen.wait("25 90")
+    screen.press("exit 5", "Enter")
+    screen.wait("status=5")
+    screen.resize(100, 30)
+    assert screen.settings() == before
+
+
+def test_keys_reach_what_runs_inside(screen: Screen, box: str) -> None:
+    screen.sandkeep("ssh", box)
+    screen.wait(PROMPT)
+    screen.press("clear; sleep 600", "Enter")
+    time.sleep(0.5)
+    screen.press("C-c")
+    screen.press("echo code=$?", "Enter")
+    screen.wait("code=130")
+    screen.press("clear; cat", "Enter")
+    screen.until(lambda text: not text.strip(), "an empty screen")
+    screen.press("typed", "Enter")
+    screen.until(lambda text: text.count("typed") == 2, "an echo and a copy")
+    screen.press("C-d")
+    screen.press("stty -echo; echo si''lent", "Enter")
+    screen.wait("silent")
+    screen.press("C-d")
+    screen.wait("status=0")
+
+
+def test_vim_edits_a_file_on_the_whole_screen(screen: Screen, cli: Program, box: str) -> None:
+    if shutil.which("vim") is None:
+        pytest.skip("no vim in the host's /usr: apt-get install vim")
+    screen.sandkeep("exec", "-it", box, "vim", "-u", "NONE", "-N", "note.txt")
+    screen.until(lambda text: text.count("\n~") > 20, "the empty lines of vim")
+    screen.press("ifirst", "Enter", "second", "Escape")
+    screen.press("kdd:wq", "Enter")
+    text = screen.wait("status=0")
+    assert "~" not in text
+    assert cli("exec", box, "cat", "note.txt").text == "second\n"
+
+
+def test_a_sandbox_for_a_shell(screen: Screen, cli: Program, name: str) -> None:
+    screen.sandkeep("sh", "--name", name)
+    screen.wait(PROMPT)
+    screen.press("echo kept > file; exit", "Enter")
+    screen.wait("status=0")
+    screen.sandkeep("sh", "--name", name, "--rm")
+    screen.wait(PROMPT)
+    screen.press("cat file; exit 3", "Enter")
+    screen.wait("kept")
+    screen.wait("status=3")
+    cli.fails("exec", name, "true", status=125)
+
+
+def test_a_shell_without_a_name_says_how_to_go_on(screen: Screen, cli: Program) -> None:
+    screen.sandkeep("run", "-it", "--", "sh", "-c", "test -t 0 && test -t 1 && echo both")
+    screen.wait("both")
+    screen.sandkeep("sh")
+    screen.wait(PROMPT)
+    screen.press("C-d")
+    text = screen.wait("status=0")
+    made = text.partition("sandkeep connect ")[2].partition("'")[0]
+    assert cli("rm", made).text == f"{made}\n"
+
+
+def test_ctrl_c_interrupts_a_command_without_a_terminal_and_twice_kills_it(screen: Screen, box: str) -> None:
+    screen.sandkeep(
+        "exec", box, "--", "sh", "-c", "trap 'echo heard' INT; echo on; while :; do sleep 0.05; done"
+    )
+    screen.until(lambda text: "\non\n" in text, "a started command")
+    screen.press("C-c")
+    screen.until(lambda text: "heard\n" in text, "an answer")
+    screen.press("C-c")
+    screen.wait("status=137")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_puts_the_terminal_in_order(screen: Screen, box: str, number: signal.Signals) -> None:
+    before = screen.settings()
+    screen.sandkeep("exec", "-it", box, "sh", "-c", r"printf '\033[?1049h\033[?25lfu%s' ll; sleep 600")
+    screen.wait("full")
+    os.kill(screen.pid_of(box), number)
+    text = screen.wait(f"status={128 + number}")
+    assert "full" not in text
+    assert screen.settings() == before
+
+
+def test_a_session_that_ends_meanwhile_is_told(screen: Screen, cli: Program, box: str) -> None:
+    before = screen.settings()
+    screen.sandkeep("connect", box)
+    screen.wait(PROMPT)
+    cli("stop", box)
+    text = screen.wait("status=")
+    assert "ended while the terminal was open" in text
+    assert screen.settings() == before
+
+
+@pytest.mark.parametrize(("command", "status"), [("no-such-program", 127), ("/etc/passwd", 126)])
+def test_programs_that_cannot_run(screen: Screen, box: str, command: str, status: int) -> None:
+    screen.sandkeep("exec", "-it", box, command)
+    assert command in screen.wait(f"status={status}")
+
+
+def test_options_count_on_a_terminal_too(screen: Screen, box: str) -> None:
+    screen.sandkeep(
+        "exec", "-it", "--sudo", "-w", "/tmp", "-e", "A=b", box, "sh", "-c", "id -u; pwd; echo $A"
+    )
+    text = screen.wait("status=0")
+    assert text.split()[text.split().index("status=0") - 3 :][:3] == ["0", "/tmp", "b"]
+    screen.sandkeep("exec", "-it", "--timeout", "5s", box, "true")
+    screen.wait("status=2")
+
+
+def expiry(cli: Program, name: str) -> datetime:
+    return datetime.fromisoformat(cli("config", "list", name, "--json").json["expiresAt"])
+
+
+def test_the_timeout_is_extended_while_attached_unless_told_not_to(
+    screen: Screen, cli: Program, name: str
+) -> None:
+    cli("create", "-q", "--name", name, "--timeout", "60s")
+    first = expiry(cli, name)
+    screen.sandkeep("connect", "--no-extend-timeout", name)
+    screen.wait(PROMPT)
+    time.sleep(1)
+    assert expiry(cli, name) == first
+    screen.press("C-d")
+    screen.wait("status=0")
+    screen.sandkeep("connect", name)
+    screen.wait(PROMPT)
+    deadline = time.monotonic() + 10
+    while (expiry(cli, name) - datetime.now(UTC)).total_seconds() < 240:
+        assert time.monotonic() < deadline
+    screen.press("C-d")
+    screen.wait("status=0")
+    cli("rm", name)
+
+
+def test_tables_fit_and_colours_show_on_a_terminal_only_if_wanted(screen: Screen, box: str) -> None:
+    screen.resize(60, 30)
+    screen.sandkeep("ls", "--all", "--name-prefix", box)
+    text = screen.wait("status=0")
+    assert "…" in text
+    assert all(len(line) <= 60 for line in text.splitlines() if "sandkeep" not in line)
