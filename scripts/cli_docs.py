@@ -67,14 +67,14 @@ def items(command: Command, ctx: click.Context) -> Iterator[str]:
     arguments = [param for param in command.params if isinstance(param, Argument)]
     if arguments:
         yield "**Arguments**\n"
-        yield from (f"- `{param.make_metavar(ctx)}`: {param.about}" for param in arguments)
+        yield from (f"- `{param.metavar}`: {param.about}" for param in arguments)
         yield ""
     sections: dict[str, list[str]] = {}
     for param in command.params:
         record = param.get_help_record(ctx)
         if isinstance(param, Option) and record is not None and param.section != COMMON:
-            about = f": {record[1]}" if record[1] else ""
-            sections.setdefault(param.section, []).append(f"- `{record[0]}`{about}")
+            default = f" [default: {param.default}]" if param.show_default else ""
+            sections.setdefault(param.section, []).append(f"- `{record[0]}`: {param.help}{default}")
     for section, lines in sections.items():
         yield f"**{section}**\n"
         yield from lines

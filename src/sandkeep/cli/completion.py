@@ -39,7 +39,7 @@ def root() -> Root:
     json=False,
     examples=[(f"for {shell}", line.partition("   #")[0]) for shell, line in _HOW.items()],
 )
-@argument("shell", type=click.Choice(_SHELLS), help="The shell.")
+@argument("shell", metavar="|".join(_SHELLS), type=click.Choice(_SHELLS), help="The shell.")
 def completion(app: App, shell: str) -> None:
     """Print a script that makes a shell complete sandkeep's command lines."""
     from click.shell_completion import get_completion_class

@@ -104,8 +104,8 @@ def option(*names: str, section: str = OPTIONS, **kwargs: Any) -> Callable[[F], 
     return click.option(*names, cls=Option, section=section, **kwargs)
 
 
-def argument(name: str, *, help: str, **kwargs: Any) -> Callable[[F], F]:
-    return click.argument(name, cls=Argument, help=help, **kwargs)
+def argument(name: str, *, metavar: str, help: str, **kwargs: Any) -> Callable[[F], F]:
+    return click.argument(name, cls=Argument, metavar=metavar, help=help, **kwargs)
 
 
 def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -128,7 +128,8 @@ def sandbox_names(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def sandbox_argument(**kwargs: Any) -> Callable[[F], F]:
     help_text = kwargs.pop("help", "The sandbox.")
-    return argument("name", metavar="NAME", help=help_text, shell_complete=sandbox_names, **kwargs)
+    shown = "NAME..." if kwargs.get("nargs") == -1 else "NAME"
+    return argument("name", metavar=shown, help=help_text, shell_complete=sandbox_names, **kwargs)
 
 
 def _common(*, connection: bool, json: bool) -> list[click.Parameter]:
@@ -185,9 +186,7 @@ class Command(click.Command):
         self.format_epilog(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [
-            (param.make_metavar(ctx), param.about) for param in self.params if isinstance(param, Argument)
-        ]
+        rows = [(param.metavar or "", param.about) for param in self.params if isinstance(param, Argument)]
         if rows:
             with formatter.section("Arguments"):
                 formatter.write_dl(rows)
