@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -154,10 +155,14 @@ def test_importing_the_package_brings_nothing() -> None:
 @pytest.mark.parametrize(
     "code", ["from sandkeep import create_sandbox", "from sandkeep.sync import create_sandbox"]
 )
-def test_importing_the_sdk_takes_less_than_150_ms(code: str) -> None:
+def test_importing_the_sdk_takes_less_than_150_ms(code: str, tmp_path: Path) -> None:
+    """With bytecode, as it is after an installation; processor time, since other things run meanwhile."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+
     def processor_time(code: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert script("-c", code).returncode == 0
+        subprocess.run([sys.executable, "-c", code], env=env, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
