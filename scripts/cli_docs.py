@@ -74,6 +74,7 @@ def items(command: Command, ctx: click.Context) -> Iterator[str]:
         record = param.get_help_record(ctx)
         if isinstance(param, Option) and record is not None and param.section != COMMON:
             default = f" [default: {param.default}]" if param.show_default else ""
+            default += " [required]" if param.required else ""
             sections.setdefault(param.section, []).append(f"- `{record[0]}`: {param.help}{default}")
     for section, lines in sections.items():
         yield f"**{section}**\n"

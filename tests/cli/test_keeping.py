@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from sandkeep.host.images.oci import own_platform
 from tests.cli.program import Program
+from tests.host.imagekit import OciImage
+from tests.host.test_images_registry import PASSWORD, USER, running_registry
 
 
 def keep(cli: Program, box: str, text: str) -> None:
@@ -124,6 +129,27 @@ def test_an_image_is_imported_used_listed_and_deleted(
     assert "local user" in cli.fails("images", "rm", name)
     assert local("images", "rm", "--json", name).json == [{"name": name, "removed": True}]
     cli.fails("run", "--image", name, "true", status=125)
+
+
+def test_an_image_is_pulled_with_and_without_a_password(
+    cli: Program, local: Program, name: str, tmp_path: Path, root_filesystem: Path
+) -> None:
+    layer = OciImage(architecture=own_platform().partition("/")[2])
+    with io.BytesIO() as packed:
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            archive.add(root_filesystem, ".")
+        layer.add(packed.getvalue())
+    with running_registry(str(tmp_path / "registry"), password=True) as registry:
+        registry.push(name, "1", layer)
+        reference = f"{registry.address}/{name}:1"
+        cli.fails("images", "pull", reference, "--insecure")
+        made = cli(
+            "images", "pull", reference, "--insecure", "--username", USER, "--json",
+            env={"SANDKEEP_PASSWORD": PASSWORD},
+        ).json  # fmt: skip
+    assert made["names"] == [reference] and made["kind"] == "oci"
+    assert cli("run", "--image", reference, "--", "cat", "/etc/mark").text == "ours\n"
+    local("images", "rm", reference)
 
 
 def test_an_image_that_cannot_be_had_is_told(local: Program, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -168,6 +170,33 @@ def test_the_timeout_is_extended_while_attached_unless_told_not_to(
     screen.press("C-d")
     screen.wait("status=0")
     cli("rm", name)
+
+
+BAR = """
+import time
+from sandkeep.cli.progress import Bar, busy
+with busy("Waiting", quiet=False):
+    time.sleep(1.5)
+with Bar("Sending it", quiet=False) as bar:
+    for done in range(30):
+        bar.update(done << 20, 30 << 20, what="a file")
+        time.sleep(0.1)
+print("over")
+"""
+
+
+def test_progress_moves_on_a_terminal_and_leaves_no_trace(screen: Screen, tmp_path: Path) -> None:
+    (tmp_path / "bar.py").write_text(BAR)
+    screen.press(f"{sys.executable} {tmp_path}/bar.py", "Enter")
+    screen.wait("Waiting")
+    text = screen.wait("a file")
+    assert "━" in text and "MiB of 30.0 MiB" in text and "Waiting" not in text
+    text = screen.until(lambda text: "\nover\n" in text, "the end")
+    assert "Sending" not in text
+    silent = subprocess.run(
+        [sys.executable, str(tmp_path / "bar.py")], capture_output=True, text=True, check=True
+    )
+    assert (silent.stdout, silent.stderr) == ("over\n", "")
 
 
 def test_tables_fit_and_colours_show_on_a_terminal_only_if_wanted(screen: Screen, box: str) -> None:
