@@ -426,7 +426,26 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+# Worth their time before a change lands, not after every edit.
+SLOW = (
+    "tests/conformance/",
+    "tests/engine/test_crash.py",
+    "tests/faults/",
+    "tests/host/test_distribution.py",
+    "tests/host/test_images_",
+    "tests/host/test_sharing.py",
+    "tests/net/test_clients.py",
+    "tests/net/test_redteam.py",
+    "tests/cli/test_terminal.py",
+    "tests/sdk/test_examples.py",
+    "tests/server/test_fuzz.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
     if not IS_ROOT:
         for item in items:
             if item.get_closest_marker("root"):
