@@ -122,6 +122,20 @@ def test_the_end_of_the_session_is_told_apart(cli: Program, name: str) -> None:
     cli("rm", name)
 
 
+@pytest.mark.parametrize("delay", [0.15, 0.25, 0.35, 0.5, 0.8])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_at_any_moment_nothing_is_left(
+    cli: Program, delay: float, number: signal.Signals
+) -> None:
+    process = cli.start("run", "--", "sleep", "60")
+    time.sleep(delay)
+    process.send_signal(number)
+    # Before it has set anything up, the signal does what it always does.
+    assert process.wait(20) in (128 + number, -number)
+    process.communicate()
+    assert not [name for name in names(cli) if name.startswith("run-")]
+
+
 def ready(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"

@@ -11,7 +11,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ def follow(process: Process, *, stdin: bool) -> int:
             show(process)
         except BrokenPipeError:
             # Nobody reads our output any more, which is what the process would have been told here.
-            process.send_signal(signal.SIGPIPE)
+            _try_to_send(process, signal.SIGPIPE)
             raise
         return process.wait()
 
@@ -97,18 +97,25 @@ class _Sender(threading.Thread):
 
     def run(self) -> None:
         while (number := self._waiting.get()) is not None:
-            try:
-                self._process.send_signal(number)
-            except SandkeepError:
-                pass  # it has ended, and so do we in a moment
+            _try_to_send(self._process, number)
+
+
+def _try_to_send(process: Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except SandkeepError:
+        pass  # it has ended, and so do we in a moment
 
 
 @contextmanager
 def _signals_passed_on(process: Process) -> Iterator[None]:
     sender = _Sender(process)
     sender.start()
-    handler: Callable[[int, object], None] = lambda number, frame: sender.put(number)  # noqa: E731
-    before = {number: signal.signal(number, handler) for number in _PASSED_ON}
+
+    def handle(number: int, frame: object) -> None:
+        sender.put(number)
+
+    before = {number: signal.signal(number, handle) for number in _PASSED_ON}
     try:
         yield
     finally:

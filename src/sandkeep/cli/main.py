@@ -129,9 +129,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name not in COMMANDS:
         return _unknown(name)
-    from sandkeep.cli.ending import guarded
+    try:
+        from sandkeep.cli.ending import guarded
 
-    return guarded(name, args[1:])
+        return guarded(name, args[1:])
+    except KeyboardInterrupt:
+        return 130
 
 
 def _leading(args: list[str]) -> list[str] | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,9 +18,10 @@ from sandkeep.cli.framework import App, argument, command, option, sandbox_names
 from sandkeep.errors import NotFound
 
 if TYPE_CHECKING:
-    from sandkeep.sync import Sandbox
+    from sandkeep.sync import NewConfiguration, Sandbox
 
 ENDING = "When it ends"
+_LOOK_SECONDS = 1.0
 
 
 class Run(WithCommand):
@@ -75,28 +79,72 @@ def run(app: App, command: tuple[str, ...], name: str | None, **values: Any) -> 
 @contextmanager
 def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bool) -> Iterator[Sandbox]:
     """A sandbox by name, or a new one; at the end it is removed, stopped, or left as it is."""
-    wanted = options.configuration({**values, "env": values.get("sandbox_env", ())})
-    if throw_away:
-        wanted["persistent"] = False
-    created: list[Sandbox] = []
-    with app.busy(f"Starting {name or 'a sandbox'}"):
-        if name is None:
-            box = app.client.create_sandbox(None, **wanted)
+    # Variables are for the command, so that they are not kept with the sandbox.
+    wanted = options.configuration({**values, "env": ()})
+    with _ended_by_signals():
+        if name is not None:
+            box = _found_or_made(app, name, wanted)
+        elif throw_away:
+            wanted["persistent"] = False
+            box = _short_lived(app, wanted)
         else:
-            box = app.client.get_or_create_sandbox(name, on_create=created.append, **wanted)
-    if name is None and not throw_away:
-        app.note(f"sandbox {box.name}")
-    if name is not None and wanted and not created:
+            with app.busy("Starting a sandbox"):
+                box = app.client.create_sandbox(None, **wanted)
+            app.note(f"sandbox {box.name}")
+        try:
+            yield box
+        finally:
+            if throw_away or values["remove"]:
+                with app.busy(f"Removing {box.name}"):
+                    _destroy(box)
+            elif values["stop"]:
+                with app.busy(f"Stopping {box.name}"):
+                    box.stop()
+
+
+def _found_or_made(app: App, name: str, wanted: NewConfiguration) -> Sandbox:
+    created: list[Sandbox] = []
+    with app.busy(f"Starting {name}"):
+        box = app.client.get_or_create_sandbox(name, on_create=created.append, **wanted)
+    if wanted and not created:
         app.note(f"{name} exists and keeps its configuration; 'sandkeep config' changes it")
+    return box
+
+
+def _short_lived(app: App, wanted: NewConfiguration) -> Sandbox:
+    """A sandbox under a name of our own making, to find it by when we are interrupted while it is created."""
+    name = f"run-{secrets.token_hex(6)}"
     try:
-        yield box
+        with app.busy("Starting a sandbox"):
+            return app.client.create_sandbox(name, **wanted)
+    except (KeyboardInterrupt, Ended):
+        deadline = time.monotonic() + _LOOK_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                _destroy(app.sandbox(name))
+                break
+            except NotFound:
+                time.sleep(0.1)  # what was asked for may be under way still
+        raise
+
+
+def _destroy(box: Sandbox) -> None:
+    try:
+        box.destroy()
+    except NotFound:
+        pass  # somebody else did
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Being asked to end is an exception, so that everything is cleaned up."""
+
+    def end(number: int, frame: object) -> None:
+        raise Ended(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
     finally:
-        if throw_away or values["remove"]:
-            with app.busy(f"Removing {box.name}"):
-                try:
-                    box.destroy()
-                except NotFound:
-                    pass  # somebody else did
-        elif values["stop"]:
-            with app.busy(f"Stopping {box.name}"):
-                box.stop()
+        for number, previous in before.items():
+            signal.signal(number, previous)
