@@ -34,6 +34,8 @@ PYTHON_CLIENT = "vercel-sandbox==0.10.0"
 NODE_CLIENTS = {"3.5": "@vercel/sandbox@3.5", "2.9": "@vercel/sandbox@2.9"}
 NODE_CLI = "sandbox@4.5"
 INSTALL_SECONDS = 300
+NAMES = ("one.test", "two.test")
+"""Names sandboxes know, of the server on loopback."""
 
 
 class Server(Protocol):
@@ -245,7 +247,10 @@ def _refresh(source: Path, target: Path) -> None:
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A git repository and a tarball, served over HTTP on loopback; their addresses by variable name."""
+    """A git repository, a tarball and a place that shows what it is sent, over HTTP on loopback.
+
+    Their addresses by variable name, and the port they share.
+    """
     root = tmp_path_factory.mktemp("sources")
     tree = root / "project"
     tree.mkdir()
@@ -264,12 +269,23 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as files:
         thread = threading.Thread(target=files.serve_forever, daemon=True)
         thread.start()
-        base = f"http://127.0.0.1:{files.server_address[1]}"
-        yield {"GIT_URL": f"{base}/project.git", "TARBALL_URL": f"{base}/hello.tgz"}
+        port = str(files.server_address[1])
+        base = f"http://127.0.0.1:{port}"
+        yield {"GIT_URL": f"{base}/project.git", "TARBALL_URL": f"{base}/hello.tgz", "WEB_PORT": port}
         files.shutdown()
         thread.join()
 
 
 class _QuietFiles(SimpleHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if not self.path.startswith("/echo"):
+            super().do_GET()
+            return
+        body = f"{self.headers.get('x-injected', 'nothing')}\n".encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
     def log_message(self, format: str, *args: Any) -> None:
         pass

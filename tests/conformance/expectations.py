@@ -40,6 +40,8 @@ SHARED: dict[str, Any] = {
     "resume": {"fresh": True, "again_same": True, "status": "running"},
     "concurrent_auto_resume": {"texts": ["kept\n"] * 4, "sessions": 2},
     "auto_resume": {"text": "kept\n", "sessions": 2, "statuses": ["running", "stopped"]},
+    "read_while_stopping": {"texts": ["kept\n"] * 4, "after": "kept\n"},
+    "session_dies_during_a_run": {"code": 137, "stdout": "before\n", "text": "kept\n"},
     "get_or_create": {"first_new": True, "second_same": True},
     "get_or_create_after_snapshot_is_gone": {"recreated": True, "file": False},
     "list_sandboxes": {
@@ -121,6 +123,9 @@ SHARED: dict[str, Any] = {
         "live": "deny-all",
         "default_kept": "allow-all",
     },
+    "policy_of_domains": {"allowed": "nothing\n", "other": "", "denied_range": "", "live": ""},
+    "policy_of_requests": {"matched": "by the policy\n", "other": "nothing\n"},
+    "policy_answers": {"answer": "no tea 418", "other": "nothing\n"},
     "routes": {"ports": [3000], "urls": True},
     "drives": {
         "created": True,
@@ -135,6 +140,7 @@ SHARED: dict[str, Any] = {
 PYTHON: dict[str, Any] = {
     **SHARED,
     "context_manager": {"inside": "running", "after": [404, "not_found"]},
+    "credentials_from_environment": {"status": "running"},
     "interrupted_run": {"stdout": "".join(f"{n}\n" for n in range(200)), "code": 5, "cut": True},
     "stdin": {"input": "ping\n", "piped": "onetwo", "large": 1000000, "refused": True},
     "list_commands": {"newest_first": ["third", "second", "first"]},
@@ -181,5 +187,8 @@ NODE: dict[str, Any] = {
     "interactive_url": {"url": True, "token": True, "query": False},
 }
 
-NODE_3_ONLY = {"failover_region", "drives", "delete_orphan_snapshots"}
+NODE_3_ONLY = {"failover_region", "drives", "delete_orphan_snapshots", "policy_answers"}
 """Features older versions of the client do not have."""
+
+SHAPES: dict[str, Any] = {"stream_error": "sandbox_stopped"}
+"""What a server does too rarely to wait for; seen with answers made for the purpose."""

@@ -52,12 +52,12 @@ class Box:
     def session_id(self) -> str:
         return f"sbx_{self.spec.name}"
 
-    def sandbox(self) -> SandboxObject:
+    def sandbox(self, status: SessionStatus = SessionStatus.RUNNING) -> SandboxObject:
         assert self.spec.name is not None
         return SandboxObject(
             name=self.spec.name,
             current_session_id=self.session_id,
-            status=SessionStatus.RUNNING,
+            status=status,
             created_at=NOW,
             updated_at=NOW,
             project_id=PROJECT,
@@ -66,10 +66,10 @@ class Box:
             **spec_fields(self.spec),
         )
 
-    def session(self) -> SessionObject:
+    def session(self, status: SessionStatus = SessionStatus.RUNNING) -> SessionObject:
         return SessionObject(
             id=self.session_id,
-            status=SessionStatus.RUNNING,
+            status=status,
             memory=self.spec.resources.memory_mb,
             vcpus=self.spec.resources.vcpus,
             timeout=self.timeout,
@@ -92,9 +92,9 @@ class Box:
             for port in self.spec.ports
         ]
 
-    def started(self) -> responses.SandboxStarted:
+    def started(self, status: SessionStatus = SessionStatus.RUNNING) -> responses.SandboxStarted:
         return responses.SandboxStarted(
-            sandbox=self.sandbox(), session=self.session(), routes=self.routes(), resumed=False
+            sandbox=self.sandbox(status), session=self.session(status), routes=self.routes(), resumed=False
         )
 
 
@@ -110,15 +110,17 @@ class Stub:
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     faults: list[errors.Answer] = field(default_factory=list)
     """Sent instead of the next answers, without doing anything."""
+    pending: int = 0
+    """In how many answers sessions are still starting."""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         parts = [unquote(part) for part in path.removeprefix("/api").strip("/").split("/")]
         match method, *parts:
             case "POST", ("v2" | "v3") as version, "sandboxes":
                 spec = decode(bodies.CreateBody, body).spec(legacy=version == "v2")
-                return self._json(self._create(spec).started())
+                return self._json(self._started(self._create(spec)))
             case "GET", "v2", "sandboxes", name:
-                return self._json(self._box(name).started())
+                return self._json(self._started(self._box(name)))
             case "PATCH", "v2", "sandboxes", name:
                 box = self._box(name)
                 box.spec = dataclasses.replace(box.spec, **decode(bodies.UpdateBody, body).changes())
@@ -130,6 +132,12 @@ class Stub:
             case "POST", "v2", "sandboxes", "sessions", session, action:
                 return self._session(self._box(session.removeprefix("sbx_")), action, body)
         raise NotFound(f"{method} {path}")
+
+    def _started(self, box: Box) -> responses.SandboxStarted:
+        if not self.pending:
+            return box.started()
+        self.pending -= 1
+        return box.started(SessionStatus.PENDING)
 
     def _session(self, box: Box, action: str, body: bytes) -> tuple[int, str, bytes]:
         if action == "stop":
@@ -145,8 +153,8 @@ class Stub:
         return self._json(responses.SessionChanged(session=box.session()))
 
     def _run(self, box: Box, body: bodies.RunBody) -> tuple[int, str, bytes]:
-        """Knows one program, which prints its arguments to both streams."""
-        if body.command != "echo":
+        """Knows a program that prints its arguments to both streams, and one whose session stops."""
+        if body.command not in ("echo", "vanish"):
             raise ExecutableNotFound(f"{body.command}: not found", command=body.command)
         command = CommandObject(
             id="cmd_1",
@@ -160,6 +168,9 @@ class Stub:
         text = " ".join(body.args) + "\n"
         lines = [streams.command_record(command), streams.HEARTBEAT]
         lines += [streams.output_record(stream, text) for stream in OutputStream]
+        if body.command == "vanish":
+            lines += [streams.error_record("sandbox_stopped", "the session has stopped")]
+            return 200, streams.CONTENT_TYPE, b"".join(lines)
         ended = CommandObject(**{**_fields(command), "exit_code": 3, "duration_ms": 1})
         return 200, streams.CONTENT_TYPE, b"".join([*lines, streams.command_record(ended)])
 

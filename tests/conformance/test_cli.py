@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.clients import Client, Outcome, Server
+from tests.server.harness import ServerProcess
 
 Run = Callable[..., Outcome]
 
@@ -44,6 +46,13 @@ def snapshot_in(outcome: Outcome) -> str:
     found = re.search(r"snap_[A-Za-z0-9_-]+", words(outcome))
     assert found, words(outcome)
     return found[0]
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.3)
 
 
 def test_create_exec_and_remove(cli: Run, name: str) -> None:
@@ -176,10 +185,42 @@ def test_snapshots(cli: Run, name: str) -> None:
     assert "deleted" in words(cli("snapshots", "get", second))
 
 
+def test_old_snapshots_go_and_the_last_goes_with_the_sandbox(cli: Run, name: str) -> None:
+    cli("create", "--name", name, "--keep-last-snapshots", "1")
+    first = snapshot_in(cli("snapshot", "--stop", "--expiration", "1d", name))
+    cli("exec", name, "--", "true")
+    second = snapshot_in(cli("snapshot", "--stop", "--expiration", "0", name))
+    until(lambda: "deleted" in words(cli("snapshots", "get", first)))
+    assert "deleted" not in words(cli("snapshots", "get", second))
+    cli("rm", name, "--delete-orphan-snapshots")
+    assert "deleted" in words(cli("snapshots", "get", second))
+
+
+def test_a_session_that_ran_out_of_time_is_stopped_and_can_be_used_again(cli: Run, name: str) -> None:
+    cli("create", "--name", name, "--timeout", "4s")
+    cli("exec", name, "--", "sh", "-c", "echo kept > kept.txt")
+    until(lambda: "stopped" in words(cli("ls", "--all", "--name-prefix", name, "--sort-by", "name")))
+    assert cli("config", "timeout", name, "90d", status=None).status != 0
+    cli("config", "timeout", name, "5m")
+    assert cli("exec", name, "--", "cat", "kept.txt").stdout == "kept\n"
+
+
 def test_network_policy_and_ports_at_creation(cli: Run, name: str) -> None:
     made = cli("create", "--name", name, "--allowed-domain", "*.example.com", "-p", "3000")
     assert "3000" in words(made)
     assert "restricted" in words(cli("config", "list", name))
+
+
+def test_policies_of_domains_and_ranges_are_enforced(cli: Run, name: str, sources: dict[str, str]) -> None:
+    def fetched(host: str) -> str:
+        url = f"http://{host}:{sources['WEB_PORT']}/echo"
+        return cli("exec", name, "--", "curl", "-s", "-m", "5", url, status=None).stdout
+
+    cli("create", "--name", name, "--allowed-domain", "one.test")
+    assert (fetched("one.test"), fetched("two.test")) == ("nothing\n", "")
+    denied = ("--allowed-domain", "one.test", "--denied-cidr", "127.0.0.0/8")
+    cli("config", "network-policy", name, *denied)
+    assert fetched("one.test") == ""
 
 
 def test_drives(cli: Run, name: str) -> None:
@@ -229,6 +270,27 @@ def test_scope_flags_and_a_token_alone(cli_client: Client, server: Server, tmp_p
     flags = ["--scope", server.team, "--project", server.project]
     scoped = cli_client.run("ls", *flags, server=server, cwd=tmp_path, env=without)
     assert scoped.status == 0, scoped.stderr
+
+
+def test_a_token_without_a_scope_in_it_is_enough(
+    cli_client: Client, server: ServerProcess, name: str, tmp_path: Path
+) -> None:
+    """The command line asks who the token stands for, and for the team and project that follow."""
+    token = server.make_token()
+    assert token.count(".") != 2
+    env = {"VERCEL_OIDC_TOKEN": "", "VERCEL_AUTH_TOKEN": token}
+
+    def run(*arguments: str) -> Outcome:
+        done = cli_client.run(*arguments, server=server, cwd=tmp_path, env=env)
+        assert done.status == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
+        return done
+
+    run("create", "--name", name)
+    try:
+        assert run("exec", name, "--", "echo", "hi").stdout == "hi\n"
+        assert name in words(run("ls", "--scope", server.team))
+    finally:
+        run("rm", name)
 
 
 def test_a_bad_token_is_refused(cli_client: Client, server: Server, tmp_path: Path) -> None:

@@ -9,22 +9,25 @@ import pytest
 from sandkeep.errors import RateLimited, TransportError
 from sandkeep.wire import errors
 from tests.conformance.clients import Client
-from tests.conformance.expectations import SHARED
+from tests.conformance.expectations import SHAPES, SHARED
 from tests.conformance.stub import Stub, stub
 
-SHAPES = [
-    "create_default",
-    "create_image",
-    "create_configured",
-    "duplicate_name",
-    "invalid_create",
-    "get_missing",
-    "update",
-    "extend_by_update",
-    "missing_executable",
-    "network_policy",
-    "routes",
-]
+SEEN = {
+    name: SHARED[name]
+    for name in (
+        "create_default",
+        "create_image",
+        "create_configured",
+        "duplicate_name",
+        "invalid_create",
+        "get_missing",
+        "update",
+        "extend_by_update",
+        "missing_executable",
+        "network_policy",
+        "routes",
+    )
+} | SHAPES
 
 
 @pytest.fixture
@@ -34,16 +37,16 @@ def shapes() -> Iterator[Stub]:
 
 
 @pytest.mark.parametrize("surface", ["async", "sync"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", SEEN)
 def test_python(python_client: Client, shapes: Stub, surface: str, name: str) -> None:
-    assert python_client.run(surface, name, server=shapes).observed == SHARED[name]
+    assert python_client.run(surface, name, server=shapes).observed == SEEN[name]
     assert not shapes.boxes, "the driver leaves nothing behind"
     assert all(query["teamId"] == shapes.team for _, _, query in shapes.requests)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", SEEN)
 def test_node(node_client: Client, shapes: Stub, name: str) -> None:
-    assert node_client.run(name, server=shapes).observed == SHARED[name]
+    assert node_client.run(name, server=shapes).observed == SEEN[name]
     assert not shapes.boxes, "the driver leaves nothing behind"
 
 
@@ -57,6 +60,21 @@ def test_a_request_refused_for_now_is_sent_again_and_done_once(node_client: Clie
         path for method, path, _ in shapes.requests if method == "POST" and path.endswith("/sandboxes")
     ]
     assert len(creations) == 3
+
+
+def test_the_command_line_repeats_too(cli_client: Client, shapes: Stub) -> None:
+    shapes.faults += [errors.answer(RateLimited("slow down", retry_after=1))]
+    created = cli_client.run("create", "--name", "cli", server=shapes)
+    assert created.status == 0, created.stderr
+    assert [path for method, path, _ in shapes.requests if method == "POST"] == ["/api/v3/sandboxes"] * 2
+
+
+@pytest.mark.parametrize("surface", ["async", "sync"])
+def test_python_waits_for_a_pending_session(python_client: Client, shapes: Stub, surface: str) -> None:
+    shapes.pending = 2
+    observed = python_client.run(surface, "create_default", server=shapes).observed
+    assert observed == SHARED["create_default"]
+    assert [method for method, _, _ in shapes.requests[:3]] == ["POST", "GET", "GET"]
 
 
 def test_cli(cli_client: Client, shapes: Stub) -> None:

@@ -146,7 +146,8 @@ async def rows(box: Any) -> tuple[list[Any], list[Any]]:
     return await box.list_sessions(), await box.list_snapshots()
 
 
-def connect(url: str, *, blocking: bool) -> Any:
+def connect(url: str, *, blocking: bool, environment: bool = False) -> Any:
+    """A client of the server at a URL; ``environment``: it looks for its credentials itself."""
     credentials = api.SandboxCredentials(
         token=os.environ["VERCEL_OIDC_TOKEN"],
         team_id=os.environ["SANDBOX_TEAM"],
@@ -158,8 +159,10 @@ def connect(url: str, *, blocking: bool) -> Any:
 
     if blocking:
         options = api.sync.SandboxServiceOptions(
-            base_url=f"{url}/api", credentials_factory=lambda: credentials
+            base_url=f"{url}/api", **({} if environment else {"credentials_factory": lambda: credentials})
         )
         return Blocking(api.sync.SyncSandboxClient.create(options=options))
-    options = api.SandboxServiceOptions(base_url=f"{url}/api", credentials_factory=factory)
+    options = api.SandboxServiceOptions(
+        base_url=f"{url}/api", **({} if environment else {"credentials_factory": factory})
+    )
     return api.SandboxClient.create(options=options)

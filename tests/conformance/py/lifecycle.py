@@ -9,7 +9,7 @@ from typing import Any
 
 from vercel import sandbox as api  # type: ignore[import-not-found]
 
-from tests.conformance.py.bench import Bench, collect, ms, refusal, rows, scenario, sh
+from tests.conformance.py.bench import Bench, collect, connect, ms, refusal, rows, scenario, sh
 
 
 @scenario
@@ -157,6 +157,25 @@ async def concurrent_auto_resume(bench: Bench) -> Any:
         texts = await bench.together(calls)
         sessions, _ = await rows(box)
         return {"texts": texts, "sessions": len(sessions)}
+
+
+@scenario
+async def read_while_stopping(bench: Bench) -> Any:
+    """Whatever state the session is found in, the client gets its answer, from this session or the next."""
+    async with bench.box() as box:
+        await box.fs.write_text("kept.txt", "kept\n")
+        handles = [await bench.client.get_sandbox(name=box.name) for _ in range(4)]
+        reads = [partial(handle.fs.read_text, "kept.txt") for handle in handles]
+        _, *texts = await bench.together([box.current_session.stop, *reads])
+        return {"texts": texts, "after": await box.fs.read_text("kept.txt")}
+
+
+@scenario
+async def credentials_from_environment(bench: Bench) -> Any:
+    """A token that carries its scope is all the client needs."""
+    client = connect(os.environ["SANDBOX_SERVER"], blocking=bench.blocking, environment=True)
+    async with client.create_sandbox(name=bench.name()) as box:
+        return {"status": box.current_session.status.value}
 
 
 @scenario

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from vercel import sandbox as api  # type: ignore[import-not-found]
@@ -37,6 +38,49 @@ async def network_policy(bench: Bench) -> Any:
                 "live": live.network_policy.mode,
                 "default_kept": fresh.network_policy.mode,
             }
+
+
+async def fetch(box: Any, host: str, path: str = "/echo", *options: str) -> str:
+    """What a sandbox gets from the server on loopback under one of its names; nothing if it is not let."""
+    url = f"http://{host}:{os.environ['WEB_PORT']}{path}"
+    done = await box.run_process("curl", ["-s", "-m", "5", *options, url], capture_output=True)
+    return str(done.stdout)
+
+
+@scenario
+async def policy_of_domains(bench: Bench) -> Any:
+    policy = api.NetworkPolicy
+    async with bench.box(network_policy=policy.custom({"one.test": []})) as box:
+        seen = {"allowed": await fetch(box, "one.test"), "other": await fetch(box, "two.test")}
+        subnets = api.NetworkPolicySubnets(deny=["127.0.0.0/8"])
+        await box.update_network_policy(policy.custom({"one.test": []}, subnets=subnets))
+        seen["denied_range"] = await fetch(box, "one.test")
+        await box.update_network_policy(policy.deny_all())
+        return {**seen, "live": await fetch(box, "one.test")}
+
+
+@scenario
+async def policy_of_requests(bench: Bench) -> Any:
+    match = api.NetworkPolicyRequestMatcher(path=api.NetworkPolicyMatcher.starts_with("/echo/v1"))
+    change = api.NetworkPolicyTransform(headers={"x-injected": "by the policy"})
+    rule = api.NetworkPolicyRule(match=match, transform=[change])
+    async with bench.box(network_policy=api.NetworkPolicy.custom({"one.test": [rule]})) as box:
+        return {
+            "matched": await fetch(box, "one.test", "/echo/v1"),
+            "other": await fetch(box, "one.test", "/echo/v2"),
+        }
+
+
+@scenario
+async def policy_answers(bench: Bench) -> Any:
+    match = api.NetworkPolicyRequestMatcher(path=api.NetworkPolicyMatcher.exact("/tea"))
+    answer = api.NetworkPolicyResponse(status_code=418, body="no tea", content_type="text/plain")
+    rule = api.NetworkPolicyRule(match=match, response=answer)
+    async with bench.box(network_policy=api.NetworkPolicy.custom({"one.test": [rule]})) as box:
+        return {
+            "answer": await fetch(box, "one.test", "/tea", "-w", " %{http_code}"),
+            "other": await fetch(box, "one.test"),
+        }
 
 
 @scenario

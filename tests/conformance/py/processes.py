@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from vercel import sandbox as api  # type: ignore[import-not-found]
@@ -131,6 +135,47 @@ async def interrupted_run(bench: Bench) -> Any:
             script = "i=0; while [ $i -lt 200 ]; do echo $i; sleep 0.005; i=$((i+1)); done; exit 5"
             done = await handle.run_process("sh", ["-c", script], capture_output=True)
             return {"stdout": done.stdout, "code": done.returncode, "cut": proxy.cuts > 0}
+
+
+def kill_supervisor(session: str) -> None:
+    """End the process that owns a session, as a machine out of memory might."""
+    wanted = f"sandkeep-supervisor {session}".encode()
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if entry.read_bytes().rstrip(b"\0") == wanted:
+                os.kill(int(entry.parent.name), signal.SIGKILL)
+                return
+    raise AssertionError(f"no supervisor of {session}")
+
+
+@scenario
+async def session_dies_during_a_run(bench: Bench) -> Any:
+    async with bench.box() as box:
+        await box.fs.write_text("kept.txt", "kept\n")
+        watcher = connect(os.environ["SANDBOX_SERVER"], blocking=True).target.get_sandbox(name=box.name)
+
+        def kill_once_it_runs() -> None:
+            while not watcher.fs.exists("ready"):
+                time.sleep(0.05)
+            kill_supervisor(box.current_session_id)
+
+        killer = threading.Thread(target=kill_once_it_runs)
+        killer.start()
+        done = await box.run_process("sh", ["-c", "echo before; touch ready; sleep 60"], capture_output=True)
+        killer.join()
+        text = await box.fs.read_text("kept.txt")
+        return {"code": done.returncode, "stdout": done.stdout, "text": text}
+
+
+@scenario
+async def stream_error(bench: Bench) -> Any:
+    """The output ends with an error in place of an exit code."""
+    async with bench.box() as box:
+        try:
+            await box.run_process("vanish", capture_output=True)
+        except api.SandboxStreamError as failed:
+            return failed.code
+        raise AssertionError("the run succeeded")
 
 
 @scenario

@@ -3,6 +3,8 @@
 // node scenarios.mjs NAME, with the server and credentials in the environment and preload.mjs loaded first.
 // Works with every version of the client under test; observations mean the same as in the Python driver.
 import { randomBytes } from "node:crypto";
+import { readdirSync, readFileSync } from "node:fs";
+import { Writable } from "node:stream";
 import { setTimeout as sleep } from "node:timers/promises";
 import * as api from "@vercel/sandbox";
 
@@ -49,6 +51,27 @@ const sessionsOf = async (sandbox) => (await sandbox.listSessions()).toArray();
 const snapshotsOf = async (sandbox) => (await Snapshot.list({ name: sandbox.name })).toArray();
 const ports = (sandbox) => sandbox.routes.map((route) => route.port);
 const get = (options = {}) => Sandbox.get({ name: name(), ...options });
+
+// What a sandbox gets from the server on loopback under one of its names; nothing if it is not let.
+async function fetched(sandbox, host, path = "/echo", ...options) {
+  const url = `http://${host}:${process.env.WEB_PORT}${path}`;
+  const done = await sandbox.runCommand("curl", ["-s", "-m", "5", ...options, url]);
+  return done.stdout();
+}
+
+// Ends the process that owns a session, as a machine out of memory might.
+function killSupervisor(session) {
+  for (const pid of readdirSync("/proc").filter((entry) => /^\d+$/.test(entry))) {
+    let line = "";
+    try {
+      line = readFileSync(`/proc/${pid}/cmdline`, "utf8").replace(/\0+$/, "");
+    } catch {
+      // It has ended since.
+    }
+    if (line === `sandkeep-supervisor ${session}`) return process.kill(Number(pid), "SIGKILL");
+  }
+  throw new Error(`no supervisor of ${session}`);
+}
 
 const scenarios = {
   // --- creating
@@ -201,6 +224,14 @@ const scenarios = {
     const handles = await Promise.all([1, 2, 3, 4].map(() => get()));
     const texts = await Promise.all(handles.map((handle) => read(handle, "kept.txt")));
     return { texts, sessions: (await sessionsOf(one)).length };
+  },
+
+  async read_while_stopping() {
+    const one = await box();
+    await write(one, "kept.txt", "kept\n");
+    const handles = await Promise.all([1, 2, 3, 4].map(() => get()));
+    const [, ...texts] = await Promise.all([one.stop(), ...handles.map((handle) => read(handle, "kept.txt"))]);
+    return { texts, after: await read(one, "kept.txt") };
   },
 
   async get_or_create() {
@@ -410,6 +441,31 @@ const scenarios = {
     const text = await sh(one, "echo $A $B $C", { env: { B: "mine", C: "2" } });
     const [standard, override, extra] = text.trim().split(" ");
     return { default: standard, override, extra };
+  },
+
+  async session_dies_during_a_run() {
+    const one = await box();
+    await write(one, "kept.txt", "kept\n");
+    const session = one.currentSession().sessionId;
+    let kill;
+    // The first output says that it runs.
+    const stdout = new Writable({
+      write(chunk, encoding, done) {
+        kill ??= killSupervisor(session);
+        done();
+      },
+    });
+    const args = ["-c", "echo before; sleep 60"];
+    const done = await one.runCommand({ cmd: "sh", args, stdout });
+    return { code: done.exitCode, stdout: await done.stdout(), text: await read(one, "kept.txt") };
+  },
+
+  // The output ends with an error in place of an exit code.
+  async stream_error() {
+    const one = await box();
+    const failed = await errorOf(one.runCommand("vanish"));
+    if (!(failed instanceof api.StreamError)) throw failed ?? new Error("the run succeeded");
+    return failed.code;
   },
 
   // --- files
@@ -670,6 +726,37 @@ const scenarios = {
       secret_shown: JSON.stringify(ruled.networkPolicy).includes("hunter2"),
       live: typeof live === "string" ? live : open.currentSession().networkPolicy,
       default_kept: fresh.networkPolicy,
+    };
+  },
+
+  async policy_of_domains() {
+    const one = await box("box", { networkPolicy: { allow: ["one.test"] } });
+    const seen = { allowed: await fetched(one, "one.test"), other: await fetched(one, "two.test") };
+    await one.updateNetworkPolicy({ allow: ["one.test"], subnets: { deny: ["127.0.0.0/8"] } });
+    seen.denied_range = await fetched(one, "one.test");
+    await one.updateNetworkPolicy("deny-all");
+    return { ...seen, live: await fetched(one, "one.test") };
+  },
+
+  async policy_of_requests() {
+    const rule = {
+      match: { path: { startsWith: "/echo/v1" } },
+      transform: [{ headers: { "x-injected": "by the policy" } }],
+    };
+    const one = await box("box", { networkPolicy: { allow: { "one.test": [rule] } } });
+    return {
+      matched: await fetched(one, "one.test", "/echo/v1"),
+      other: await fetched(one, "one.test", "/echo/v2"),
+    };
+  },
+
+  async policy_answers() {
+    const response = { statusCode: 418, body: "no tea", contentType: "text/plain" };
+    const rule = { match: { path: { exact: "/tea" } }, response };
+    const one = await box("box", { networkPolicy: { allow: { "one.test": [rule] } } });
+    return {
+      answer: await fetched(one, "one.test", "/tea", "-w", " %{http_code}"),
+      other: await fetched(one, "one.test"),
     };
   },
 
