@@ -101,14 +101,12 @@ class Authority:
 
     def environment(self) -> dict[str, str]:
         """Variables for programs that bring their own list of authorities."""
-        return {**dict.fromkeys(_BUNDLE_VARIABLES, _BUNDLES[0]), "NODE_EXTRA_CA_CERTS": _CERTIFICATE}
-
-    def java_options(self) -> str:
-        """For ``JAVA_TOOL_OPTIONS``, which every Java program announces on standard error."""
-        return (
+        java = (
             f"-Djavax.net.ssl.trustStore={_TRUST_STORE} -Djavax.net.ssl.trustStoreType=PKCS12"
             f" -Djavax.net.ssl.trustStorePassword={_TRUST_STORE_PASSWORD}"
         )
+        bundle = dict.fromkeys(_BUNDLE_VARIABLES, _BUNDLES[0])
+        return {**bundle, "NODE_EXTRA_CA_CERTS": _CERTIFICATE, "JAVA_TOOL_OPTIONS": java}
 
 
 def _kept(path: str, make: Callable[[], bytes]) -> bytes:
