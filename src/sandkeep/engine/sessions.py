@@ -8,6 +8,8 @@ own, and each step first looks whether it has been done.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sandkeep.engine import drives
 from sandkeep.engine.context import Context
 from sandkeep.engine.lifecycle import Cause, Operation, State, next_state, require
@@ -349,6 +351,10 @@ class Sessions:
                 )
         self._context.event("snapshot.created", session, snapshot=snapshot_id, method=method)
         return self._store.snapshots.get(sandbox.project, snapshot_id)
+
+    async def usage(self, session: Session) -> dict[str, Any]:
+        """What a running session has used so far."""
+        return await self._context.driver.usage(self._context.ref(session))
 
     # --- while it runs -----------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from msgspec import UNSET
 
 from sandkeep.engine import policies
 from sandkeep.engine.engine import Engine
-from sandkeep.host.driver import SessionRef
 from sandkeep.store import Page
 from sandkeep.store.rows import (
     Drive,
@@ -210,10 +209,6 @@ def event(row: Event) -> EventObject:
         session_id=row.session or UNSET,
         data=dict(row.data),
     )
-
-
-def ref(row: Session) -> SessionRef:
-    return SessionRef(row.host, row.id, row.generation)
 
 
 def usage(row: Session, live: Mapping[str, Any]) -> UsageObject:

@@ -192,7 +192,7 @@ async def open_terminal(call: Call) -> Reply:
 async def session_usage(call: Call) -> Reply:
     scope, session = call.session()
     row = call.engine.sessions.get(scope.project, session)
-    live = await call.engine.driver.usage(show.ref(row)) if row.status is SessionStatus.RUNNING else {}
+    live = await call.engine.sessions.usage(row) if row.status is SessionStatus.RUNNING else {}
     return json_reply(UsageShown(usage=show.usage(row, live)))
 
 
@@ -207,5 +207,5 @@ async def sandbox_usage(call: Call) -> Reply:
     scope = call.scope()
     found = call.engine.sandboxes.get(scope.project, call.params["name"])
     running = found.session.status is SessionStatus.RUNNING
-    live = await call.engine.driver.usage(show.ref(found.session)) if running else {}
+    live = await call.engine.sessions.usage(found.session) if running else {}
     return json_reply(UsageShown(usage=show.total_usage(found.sandbox, live)))
