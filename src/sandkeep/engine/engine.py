@@ -50,12 +50,13 @@ class Engine:
     ) -> Engine:
         """Open a data directory, find its sessions again, and start looking after them."""
         create_data_directory(data_dir)
-        driver = NativeDriver(data_dir)
+        settings = settings or Settings()
+        driver = NativeDriver(data_dir, pool=settings.pool)
         store = Store.open(os.path.join(data_dir, "store.db"), now_ms=Context.now_ms())
         try:
             await driver.start()
             storage = Storage(driver)
-            context = Context(store, driver, storage, settings or Settings(), log, data_dir=data_dir)
+            context = Context(store, driver, storage, settings, log, data_dir=data_dir)
             engine = cls(context)
             await engine._reconcile()
             context.spawn(engine.network.run(), "network")
