@@ -58,6 +58,9 @@ def sniff(data: bytes) -> Sniffed:
 
 
 def _http(data: bytes) -> Sniffed:
+    line, complete, _ = data.partition(b"\n")
+    if complete and b" HTTP/1." not in line:
+        return Sniffed(Kind.OTHER)  # another protocol with the same words
     end = data.find(b"\r\n\r\n")
     if end < 0:
         return Sniffed(Kind.MORE if len(data) < MOST_BYTES else Kind.INVALID)

@@ -1,0 +1,170 @@
+"""The parts without I/O: DNS messages, first bytes of connections, addresses that stand for names."""
+
+from __future__ import annotations
+
+import ssl
+import struct
+from ipaddress import IPv4Address, ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandkeep.net import dns, sniff
+from sandkeep.net.audit import Audit, SessionAudit
+from sandkeep.net.names import RANGE, FakeNames
+from sandkeep.net.resolver import name_servers
+from sandkeep.net.secrets import fill_in, references
+from sandkeep.net.sniff import Kind
+from sandkeep.types import NetworkPolicy, Rule, Transform
+
+
+def query(name: str, kind: int = dns.A) -> bytes:
+    return dns.request(7, name, kind)
+
+
+@given(st.binary(max_size=600))
+def test_no_bytes_break_the_dns_parser(data: bytes) -> None:
+    try:
+        dns.question(data)
+    except dns.Malformed:
+        pass
+    try:
+        dns.answer(query("a.test")[:2] + data, query("a.test"))
+    except dns.Malformed:
+        pass
+
+
+@given(st.binary(max_size=400))
+def test_a_damaged_answer_is_malformed_or_an_answer(tail: bytes) -> None:
+    asked = query("a.test")
+    good = dns.reply(dns.question(asked), dns.OK, addresses=(ip_address("192.0.2.1"),))
+    try:
+        dns.answer(good[: len(asked)] + tail, asked)
+    except dns.Malformed:
+        pass
+
+
+def test_a_question_and_its_answer_survive_the_wire() -> None:
+    asked = query("Some.Example")
+    question = dns.question(asked)
+    assert (question.name, question.kind) == ("some.example", dns.A)
+    addresses = (ip_address("192.0.2.1"), ip_address("192.0.2.2"))
+    assert dns.answer(dns.reply(question, dns.OK, addresses=addresses, ttl=9), asked) == dns.Answer(
+        dns.OK, False, addresses, 9
+    )
+
+
+@pytest.mark.parametrize("label", [b"a.b", b"a b", b"a\0b", b"*", "ä".encode(), b"a/b"])
+def test_names_that_can_be_read_two_ways_are_no_questions(label: bytes) -> None:
+    body = bytes([len(label)]) + label + b"\4test\0" + struct.pack("!HH", 1, 1)
+    with pytest.raises(dns.Malformed):
+        dns.question(struct.pack("!HHHHHH", 1, 0x100, 1, 0, 0, 0) + body)
+
+
+def test_an_answer_to_somebody_elses_name_gives_no_address() -> None:
+    asked = query("a.test")
+    other = dns.reply(dns.question(query("evil.test")), dns.OK, addresses=(ip_address("192.0.2.1"),))
+    with pytest.raises(dns.Malformed):
+        dns.answer(other, asked)
+
+
+# --- first bytes ---------------------------------------------------------------------------------------
+
+
+def client_hello(name: str | None) -> bytes:
+    """What a real TLS client says first."""
+    context = ssl.create_default_context()
+    context.check_hostname = name is not None
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname=name)
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+def test_the_server_name_is_found_however_the_greeting_is_cut() -> None:
+    hello = client_hello("one.test")
+    assert sniff.sniff(hello) == (Kind.TLS, "one.test")
+    for size in range(1, len(hello)):
+        assert sniff.sniff(hello[:size]).kind is Kind.MORE
+    body = hello[5:]
+    pieces = [body[start : start + 50] for start in range(0, len(body), 50)]
+    fragmented = b"".join(hello[:3] + struct.pack("!H", len(piece)) + piece for piece in pieces)
+    assert sniff.sniff(fragmented) == (Kind.TLS, "one.test")
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"SSH-2.0-x\r\n", (Kind.OTHER, None)),
+        (b"\0\0\0\x08\x04\xd2\x16\x2f", (Kind.OTHER, None)),
+        (b"GE", (Kind.MORE, None)),
+        (b"GET key\r\n", (Kind.OTHER, None)),
+        (b"OPTIONS rtsp://a/b RTSP/1.0\r\n", (Kind.OTHER, None)),
+        (b"GET / HTTP/1.1\r\nHost: One.Test:80\r\n\r\n", (Kind.HTTP, "one.test")),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", (Kind.INVALID, None)),
+        (b"GET / HTTP/1.1\r\nX: y\nHost: b\r\nHost: a\r\n\r\n", (Kind.INVALID, None)),
+        (b"GET / HTTP/1.1\r\n\r\n", (Kind.INVALID, None)),
+        (b"GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n", (Kind.INVALID, None)),
+        (b"GET http://u@b/ HTTP/1.1\r\nHost: b\r\n\r\n", (Kind.HTTP, "b")),
+        (b"CONNECT evil:443 HTTP/1.1\r\nHost: a\r\n\r\n", (Kind.HTTP, "evil")),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", (Kind.HTTP2, None)),
+        (b"\x16\x03\x01\0\x04\x02\0\0\0", (Kind.INVALID, None)),
+    ],
+)
+def test_first_bytes_say_what_a_connection_is_for(data: bytes, expected: tuple[Kind, str | None]) -> None:
+    assert sniff.sniff(data) == expected
+
+
+@given(st.binary(max_size=300), st.booleans())
+def test_no_bytes_break_the_sniffer(data: bytes, tls: bool) -> None:
+    hello = client_hello("one.test") if tls else b""
+    sniff.sniff(hello[:60] + data)
+
+
+# --- names and the rest --------------------------------------------------------------------------------
+
+
+def test_an_address_stands_for_one_name_until_long_after_it_is_forgotten() -> None:
+    names = FakeNames(most=3)
+    first = names.address("a")
+    assert names.address("a") == first and names.name(first) == "a" and first in RANGE
+    names.hold("a")
+    seen = {first}
+    for number in range(100):
+        address = names.address(f"n{number}")
+        assert address not in seen
+        seen.add(address)
+    assert names.name(first) == "a" and len(names) == 3
+    names.release("a")
+    names.address("last")
+    assert names.name(first) is None
+    assert names.name(IPv4Address("198.18.200.200")) is None
+
+
+def test_a_flood_of_events_is_cut_down_to_a_count() -> None:
+    audit = Audit(lambda: None)
+    session = SessionAudit("s", audit)
+    for number in range(5000):
+        session.record("network.dns", number=number)
+    session.close()
+    events, _ = audit.take(10_000)
+    assert len(events) < 1200
+    held_back = [event["data"]["count"] for event in events if event["kind"] == "network.suppressed"]
+    assert len(events) - len(held_back) + sum(held_back) == 5000
+
+
+def test_secrets_are_found_and_filled_in() -> None:
+    rule = Rule(Transform((("authorization", "Bearer ${secret:a} ${secret:b.c}"), ("x", "$secret:d"))))
+    policy = NetworkPolicy.custom({"one.test": [rule]})
+    field = 'domains["one.test"][0].transform.headers["authorization"]'
+    assert list(references(policy)) == [("a", field), ("b.c", field)]
+    assert fill_in("Bearer ${secret:a}!", {"a": "1"}) == "Bearer 1!"
+    with pytest.raises(KeyError):
+        fill_in("${secret:a}", {})
+
+
+def test_name_servers_are_read_from_resolv_conf() -> None:
+    text = "# x\nnameserver 192.0.2.1\nsearch a.b\nnameserver fe80::1%eth0\nnameserver nonsense\n"
+    assert name_servers(text) == ["192.0.2.1", "fe80::1%eth0"]
