@@ -14,6 +14,7 @@ import pytest
 
 from sandkeep.server import embedded
 from tests.cli.program import Program
+from tests.conftest import User
 from tests.server.harness import PROJECT, TEAM, ServerProcess
 
 
@@ -47,6 +48,34 @@ def test_the_first_command_starts_what_it_needs(alone: Program) -> None:
     assert "1 sandbox" in alone("status").text
     assert alone("exec", "-i", "kept", "cat", input=b"in").out == b"in"
     assert alone("stop", "kept", "--json").json[0]["snapshot"]["id"].startswith("snap_")
+
+
+@pytest.mark.parametrize("kind", ["ordinary_user", "single_user"])
+def test_an_ordinary_user_needs_nothing_set_up(request: pytest.FixtureRequest, kind: str) -> None:
+    user: User = request.getfixturevalue(kind)
+
+    def sandkeep(*args: str) -> str:
+        done = user.run([user.interpreter, "-m", "sandkeep", *args])
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    can = user.run([user.interpreter, "-m", "sandkeep", "doctor", "--json"])
+    if can.returncode:
+        pytest.skip(f"sessions of {user.name} cannot run here: see sandkeep doctor")
+    try:
+        assert sandkeep("run", "--", "python3", "-c", "print('hello')") == "hello\n"
+        sandkeep("run", "--name", "kept", "--stop", "--", "sh", "-c", "echo mine > file")
+        assert sandkeep("exec", "kept", "cat", "file") == "mine\n"
+        sandkeep("rm", "kept")
+    finally:
+        data = user.environment()["SANDKEEP_HOME"]
+        pid = int(Path(data, "server.lock").read_text())
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while os.path.exists(f"/proc/{pid}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        user.run(["rm", "-rf", data])
 
 
 def test_a_data_directory_on_the_command_line_counts_most(

@@ -114,7 +114,10 @@ def stop(app: App, name: tuple[str, ...]) -> None:
     help="Delete their snapshots too, except those another sandbox uses.",
 )
 def rm(app: App, name: tuple[str, ...], delete_orphan_snapshots: bool) -> None:
-    """Remove sandboxes for good, also running ones. Their names are free afterwards."""
+    """Remove sandboxes for good, also running ones. Their names are free afterwards.
+
+    Their snapshots stay, and others can start from them, unless they are to be deleted too.
+    """
     results: list[dict[str, Any]] = []
     for each in dict.fromkeys(name):
         with several(app, results, each) as result:
