@@ -6,11 +6,13 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.conformance.clients import Client, Outcome, Server
+from tests.conformance.supervisors import kill_supervisor
 from tests.server.harness import ServerProcess
 
 Run = Callable[..., Outcome]
@@ -75,6 +77,11 @@ def test_a_duplicate_name_is_refused(cli: Run, name: str) -> None:
     assert cli("create", "--name", name, status=None).status != 0
 
 
+def test_a_region_is_not_its_own_replacement(cli: Run, name: str) -> None:
+    regions = ("--region", "iad1", "--failover-regions", "iad1")
+    assert cli("create", "--name", name, *regions, status=None).status != 0
+
+
 def test_exec_resumes_a_stopped_sandbox_with_its_files(cli: Run, name: str) -> None:
     cli("create", "--name", name)
     cli("exec", name, "--", "sh", "-c", "echo kept > kept.txt")
@@ -100,6 +107,19 @@ def test_exec_options(cli: Run, name: str) -> None:
     cli("exec", name, "--timeout", "1s", "--", "sleep", "60", status=137)
     missing = cli("exec", name, "--", "no-such-program", status=None)
     assert missing.status not in (0, 127)
+
+
+def test_a_run_whose_session_is_lost_ends_with_137(cli: Run, name: str, server: ServerProcess) -> None:
+    cli("create", "--name", name)
+    found = re.search(r"sbx_[A-Za-z0-9_-]+", words(cli("sessions", "list", name)))
+    assert found
+    with ThreadPoolExecutor(1) as beside, server.client(params={"teamId": server.team}) as api:
+        script = "echo before; touch ready; sleep 60"
+        running = beside.submit(cli, "exec", name, "--", "sh", "-c", script, status=137)
+        session = f"/v2/sandboxes/sessions/{found[0]}"
+        until(lambda: api.post(f"{session}/fs/read", json={"path": "ready"}).status_code == 200)
+        kill_supervisor(found[0])
+        assert running.result().stdout == "before\n"
 
 
 def test_large_output_arrives_whole(cli: Run, name: str) -> None:

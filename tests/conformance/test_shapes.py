@@ -83,6 +83,7 @@ def test_cli(cli_client: Client, shapes: Stub) -> None:
     assert shapes.boxes["cli"].spec.interactive
     ran = cli_client.run("exec", "cli", "--", "echo", "héllo", server=shapes)
     assert (ran.status, ran.stdout, ran.stderr) == (3, "héllo\n", "$ echo héllo\nhéllo\n")
+    assert cli_client.run("exec", "cli", "--", "vanish", server=shapes).status not in (0, 3)
     removed = cli_client.run("rm", "cli", server=shapes)
     assert removed.status == 0, removed.stderr
     assert not shapes.boxes

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
 import time
-from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from vercel import sandbox as api  # type: ignore[import-not-found]
 
 from tests.conformance.py.bench import Bench, connect, refusal, scenario, sh
 from tests.conformance.py.cutting import CuttingProxy
+from tests.conformance.supervisors import kill_supervisor
 
 
 @scenario
@@ -135,17 +133,6 @@ async def interrupted_run(bench: Bench) -> Any:
             script = "i=0; while [ $i -lt 200 ]; do echo $i; sleep 0.005; i=$((i+1)); done; exit 5"
             done = await handle.run_process("sh", ["-c", script], capture_output=True)
             return {"stdout": done.stdout, "code": done.returncode, "cut": proxy.cuts > 0}
-
-
-def kill_supervisor(session: str) -> None:
-    """End the process that owns a session, as a machine out of memory might."""
-    wanted = f"sandkeep-supervisor {session}".encode()
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if entry.read_bytes().rstrip(b"\0") == wanted:
-                os.kill(int(entry.parent.name), signal.SIGKILL)
-                return
-    raise AssertionError(f"no supervisor of {session}")
 
 
 @scenario
