@@ -364,7 +364,7 @@ def test_kill_after_holds_for_descendants_of_a_process_that_ended_in_time(lab: L
 
 @everywhere
 def test_killing_what_holds_a_process_does_not_let_it_escape(lab: Lab) -> None:
-    """Without control groups a process of ours stands between init and the command; root inside can kill it."""
+    """Without control groups a process of ours stands between init and the command; root can kill it."""
     box = common(lab)
     script = "(setsid sleep 4321 &); kill -9 $PPID 2>/dev/null; while :; do sleep 0.1; done"
     done = box.run("bash", "-c", script, root=True, kill_after_ms=1500)
