@@ -326,13 +326,14 @@ class Network:
         """Give a session its network, with its policy in force from the first packet."""
         channel = await self.ready()
         try:
-            await self._register(channel, session)
+            await self._register(channel, session, fresh=True)
         except TransportError:
             # netd died with the request in hand. Its successor asks the store, which may not have us yet.
-            await self._register(await self.ready(), session)
+            await self._register(await self.ready(), session, fresh=True)
         await self._trust(session)
 
-    async def _register(self, channel: Channel, session: Session) -> None:
+    async def _register(self, channel: Channel, session: Session, *, fresh: bool = False) -> None:
+        """``fresh``: nobody has told netd about the session before."""
         try:
             fds = await self._context.driver.listeners(self._context.ref(session))
         except HostCannot as error:
@@ -345,7 +346,7 @@ class Network:
         finally:
             for fd in fds:
                 os.close(fd)
-        await self._publish(channel, session)
+        await self._publish(channel, session, fresh=fresh)
 
     async def set_policy(self, session: Session) -> None:
         """Put the policy of a session's row in force, for what is open too."""
@@ -397,12 +398,14 @@ class Network:
         except TransportError:
             await self.ready()  # the next netd reads the row
 
-    async def _publish(self, channel: Channel, session: Session) -> None:
+    async def _publish(self, channel: Channel, session: Session, *, fresh: bool = False) -> None:
         if session.sandbox is None:
             return
         sandbox = self._context.store.sandboxes.find_by_id(session.project, session.sandbox)
         routes = self.routes(sandbox) if sandbox is not None else []
         published = {route.subdomain: (route.port, route.token) for route in routes}
+        if fresh and not published:
+            return  # and there is nothing to take back
         await self._ask(channel, "routes", session=session.id, routes=published)
 
     async def _open_ingress(self, channel: Channel) -> None:
