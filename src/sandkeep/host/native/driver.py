@@ -92,6 +92,7 @@ class NativeDriver:
         self._socket: socket.socket | None = None
         self._controls: dict[SessionRef, control.Control] = {}
         self._limits: dict[str, str] = {}
+        self._forgetting: dict[SessionRef, asyncio.Future[None]] = {}
         self._starting = asyncio.Lock()
 
     # --- the zygote --------------------------------------------------------------------------------------
@@ -331,6 +332,15 @@ class NativeDriver:
 
     async def forget(self, ref: SessionRef) -> None:
         """Drop the connection to an ended session, once its supervisor is really gone."""
+        under_way = self._forgetting.get(ref)
+        if under_way is None:
+            under_way = asyncio.ensure_future(self._forget(ref))
+            self._forgetting[ref] = under_way
+            under_way.add_done_callback(lambda _: self._forgetting.pop(ref, None))
+        # Whoever asked first may give up; others wait for the same.
+        await asyncio.shield(under_way)
+
+    async def _forget(self, ref: SessionRef) -> None:
         if (await self.state(ref))["status"] == "running":
             raise WrongState(f"session {ref.session} is running", session=ref.session)
         found = self._controls.pop(ref, None)
