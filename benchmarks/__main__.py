@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
 
-from benchmarks import growth, latency, load, report, snapshots, startup, transfer
+from benchmarks import growth, host, latency, load, report, snapshots, startup, transfer
 from benchmarks.lab import Lab
 from benchmarks.rows import Row, not_measured
 
@@ -41,6 +41,9 @@ GROWTH: dict[str, Benchmark] = {
     "growth-snapshots": growth.snapshots,
     "growth-lines": growth.lines,
 }
+DETAIL: dict[str, Benchmark] = {"host": host.host}
+"""Only by name: parts of what is measured as a whole above."""
+ALL = {**USUAL, **GROWTH, **DETAIL}
 PICTURES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "images")
 
 
@@ -74,8 +77,8 @@ def arguments() -> argparse.Namespace:
         "--only",
         action="append",
         metavar="NAME",
-        choices=[*USUAL, *GROWTH],
-        help=", ".join([*USUAL, *GROWTH]),
+        choices=ALL,
+        help=", ".join(ALL),
     )
     parser.add_argument(
         "--plots", action="store_true", help="draw docs/images/budgets.png (needs matplotlib)"
@@ -90,7 +93,7 @@ def main() -> int:
     options = arguments()
     chosen = {**USUAL, **GROWTH} if options.growth else dict(USUAL)
     if options.only:
-        chosen = {name: benchmark for name, benchmark in {**USUAL, **GROWTH}.items() if name in options.only}
+        chosen = {name: benchmark for name, benchmark in ALL.items() if name in options.only}
     with tempfile.TemporaryDirectory(prefix="sandkeep-bench-", dir=options.directory) as directory:
         rows, whole = asyncio.run(measure(chosen, directory, quick=options.quick))
     where = report.machine()

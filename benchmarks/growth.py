@@ -23,12 +23,12 @@ async def sandboxes(lab: Lab) -> list[Row]:
     measured: dict[int, Samples] = {}
     idle = 0.0
     async with lab.serving(max_active_sessions=2000) as server, server.client() as client:
-        before = memory.of_installation(server.data)
+        before = memory.of_tree(server.pid)
         for count in steps:
             there = len([info async for info in client.query_sandboxes()])
             await gather([_create(client) for _ in range(count - there)])
             await asyncio.sleep(1)
-            idle = (memory.of_installation(server.data) - before) / count / 1e6
+            idle = (memory.of_tree(server.pid) - before) / count / 1e6
             measured[count] = await _operations(client)
     rows = []
     for what in ("create", "run", "list", "snapshot", "resume", "fork", "log read"):

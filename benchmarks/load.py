@@ -80,11 +80,11 @@ async def idle(lab: Lab) -> list[Row]:
     async with lab.serving() as server, server.client() as client:
         first = await gather([_create(client) for _ in range(4)])
         await asyncio.gather(*(echo(box) for box in first))
-        before = memory.of_installation(server.data)
+        before = memory.of_tree(server.pid)
         free = memory.available()
         await gather([_create(client) for _ in range(count)])
         await asyncio.sleep(1)
-        after = memory.of_installation(server.data)
+        after = memory.of_tree(server.pid)
         taken = free - memory.available()
     return [
         row(

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 
 
-def of_installation(data: str) -> int:
-    """Bytes of every process that names a data directory, shared pages counted by the share each has in them.
-
-    Supervisors and inits are forks of the zygote and carry its command line.
-    """
-    return sum(_share(pid) for pid in _naming(data.encode()))
+def of_tree(pid: int) -> int:
+    """Bytes of a process and its descendants, shared pages counted by the share each has in them."""
+    return sum(_share(one) for one in _tree(pid))
 
 
 def resident(pid: int) -> int:
@@ -30,16 +27,19 @@ def _share(pid: int) -> int:
         return 0  # it has ended
 
 
-def _naming(text: bytes) -> list[int]:
-    found = []
+def _tree(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/cmdline", "rb") as handle:
-                    if text in handle.read():
-                        found.append(int(name))
+                with open(f"/proc/{name}/stat", encoding="ascii", errors="replace") as handle:
+                    parent = int(handle.read().rpartition(")")[2].split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 continue
+            children.setdefault(parent, []).append(int(name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, ())
     return found
 
 
