@@ -11,6 +11,7 @@ import msgspec
 from sandkeep.errors import StreamClosed, from_json
 from sandkeep.sync.transport import Transport, read, segment
 from sandkeep.sdk.images import Image, Pulled
+from sandkeep.wire.base import decoder
 from sandkeep.wire.images import ImageList, ImageShown, ImportKind, PullRecord
 
 _QUIET_SECONDS = 60.0
@@ -65,7 +66,7 @@ class Images:
             for piece in answer.pieces:
                 *lines, waiting = (waiting + piece).split(b"\n")
                 for line in filter(None, lines):
-                    record = msgspec.json.decode(line, type=PullRecord)
+                    record = decoder(PullRecord).decode(line)
                     if not isinstance(record.error, msgspec.UnsetType):
                         raise from_json(record.error)
                     if not isinstance(record.image, msgspec.UnsetType):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
@@ -37,6 +38,23 @@ def given(value: T | UnsetType, default: T) -> T:
     return default if isinstance(value, UnsetType) else value
 
 
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+_MAKING = threading.Lock()
+
+
+def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """What reads JSON as ``kind``, made once.
+
+    One at a time: msgspec looks into a type when it first needs it, and threads that make it do so at the
+    same moment crash the interpreter.
+    """
+    found = _DECODERS.get(kind)
+    if found is None:
+        with _MAKING:
+            found = _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
+    return found
+
+
 def decode(kind: type[T], data: bytes | bytearray | memoryview) -> T:
     """A request body. None at all is an empty object: clients send ``stop`` and ``snapshot`` that way.
 
@@ -46,7 +64,7 @@ def decode(kind: type[T], data: bytes | bytearray | memoryview) -> T:
     if not bytes(data[:64]).strip() and not bytes(data).strip():
         data = b"{}"
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoder(kind).decode(data)
     except msgspec.ValidationError as error:
         _refuse_validation(error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

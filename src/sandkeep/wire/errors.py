@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from sandkeep import errors
 from sandkeep.errors import SandkeepError
-from sandkeep.wire.base import Object
+from sandkeep.wire.base import Object, decoder
 
 STATUS: dict[str, int] = {
     "bad_request": 400,
@@ -181,7 +181,7 @@ def plain(code: str, message: str) -> Answer:
 def exception(status: int, body: bytes) -> SandkeepError:
     """The error a server answered with."""
     try:
-        shown = msgspec.json.decode(body, type=ErrorBody).error
+        shown = decoder(ErrorBody).decode(body).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "unknown status"
         return errors.TransportError(f"the server answered {status} ({phrase})", status=status)
