@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from websockets.asyncio.server import Server, ServerConnection, serve
 
 from sandkeep.errors import InvalidRequest
 from sandkeep.types import (
@@ -24,8 +25,6 @@ from sandkeep.types import (
 from tests.lab import Lab
 from tests.labs import MODES, Ask, everywhere, opened
 from tests.net.kit import Recorder, inspecting
-
-PASS = Rule(Transform(()))
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -166,3 +165,47 @@ def test_rules_set_on_a_running_session_apply_to_what_is_open(lab: Lab) -> None:
         box.policy(NetworkPolicy.custom({"one.test": [Rule(Transform((("x-set", "1"),)))]}))
         assert box.sh(f"curl -sS https://one.test:{port}/").startswith("GET / HTTP/1.1")
         assert server.requests[-1][1]["x-set"] == "1"
+
+
+@everywhere
+def test_websockets_pass_through_rules(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        seen: list[str | None] = []
+
+        async def talk(connection: ServerConnection) -> None:
+            assert connection.request is not None
+            seen.append(connection.request.headers.get("x-set"))
+            async for message in connection:
+                await connection.send(f"echo {message!s}")
+
+        async def start() -> Server:
+            return await serve(talk, "127.0.0.1", 0, ssl=authority.server("one.test"))
+
+        server = net.do(start())
+        try:
+            port = next(iter(server.sockets)).getsockname()[1]
+            box = net.box(NetworkPolicy.custom({"one.test": [Rule(Transform((("x-set", "1"),)))]}))
+            box.sh(f"cat > /tmp/ws.py <<'END'\n{WEBSOCKET}\nEND")
+            assert box.sh(f"python3 /tmp/ws.py one.test {port} hello") == "101 echo hello"
+            assert seen == ["1"]
+        finally:
+            server.close()
+            net.do(server.wait_closed())
+
+
+WEBSOCKET = """
+import os, socket, ssl, sys
+host, port, word = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
+raw = socket.create_connection((host, port), 10)
+sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host)
+sock.sendall(f"GET / HTTP/1.1\\r\\nHost: {host}:{port}\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
+             "Sec-WebSocket-Version: 13\\r\\nSec-WebSocket-Key: dGhlIHNhbXBsZSA=\\r\\n\\r\\n".encode())
+stream = sock.makefile("rb")
+status = stream.readline().split()[1].decode()
+while stream.readline().strip():
+    pass
+mask = os.urandom(4)
+sock.sendall(bytes([0x81, 0x80 | len(word)]) + mask + bytes(c ^ mask[i % 4] for i, c in enumerate(word)))
+_, size = stream.read(2)
+print(status, stream.read(size).decode())
+"""

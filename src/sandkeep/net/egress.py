@@ -401,7 +401,8 @@ class Egress:
         ready = asyncio.Event()
         self._loop.add_reader(client.fileno(), ready.set)
         try:
-            await asyncio.wait_for(ready.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await ready.wait()
         finally:
             self._loop.remove_reader(client.fileno())
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
@@ -425,7 +426,8 @@ async def dial(address: Address, port: int, seconds: float) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         keep_alive(sock)
-        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, (str(address), port)), seconds)
+        async with asyncio.timeout(seconds):
+            await asyncio.get_running_loop().sock_connect(sock, (str(address), port))
     except BaseException:
         sock.close()
         raise

@@ -54,13 +54,16 @@ class Stream:
         self.writer = writer
 
     async def read(self, seconds: float = STALL_SECONDS) -> bytes:
-        return await asyncio.wait_for(self.reader.read(PIECE), seconds)
+        async with asyncio.timeout(seconds):
+            return await self.reader.read(PIECE)
 
     async def write(self, data: bytes, seconds: float = STALL_SECONDS) -> None:
         if self.writer.is_closing():
             raise ConnectionResetError("the connection is closed")
         self.writer.write(data)
-        await asyncio.wait_for(self.writer.drain(), seconds)
+        if self.writer.transport.get_write_buffer_size():
+            async with asyncio.timeout(seconds):
+                await self.writer.drain()
 
     def close(self) -> None:
         self.writer.close()

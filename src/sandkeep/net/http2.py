@@ -243,7 +243,8 @@ class _Server:
             if exchange.ended:
                 return
             exchange.news.clear()
-            await asyncio.wait_for(exchange.news.wait(), http.STALL_SECONDS)
+            async with asyncio.timeout(http.STALL_SECONDS):
+                await exchange.news.wait()
 
     async def _send(self, exchange: _Exchange, request: Request, response: Response) -> None:
         number = exchange.number
@@ -275,7 +276,8 @@ class _Server:
             )
             if room <= 0:
                 self._credit.clear()
-                await asyncio.wait_for(self._credit.wait(), http.STALL_SECONDS)
+                async with asyncio.timeout(http.STALL_SECONDS):
+                    await self._credit.wait()
                 continue
             self._connection.send_data(number, bytes(view[:room]))
             view = view[room:]

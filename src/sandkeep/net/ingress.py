@@ -199,7 +199,8 @@ class Ingress:
             sock = await self._socket(route.session, family)
             try:
                 address = (_LOOPBACK[family], route.port)
-                await asyncio.wait_for(self._loop.sock_connect(sock, address), _CONNECT_SECONDS)
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    await self._loop.sock_connect(sock, address)
             except (OSError, TimeoutError) as error:
                 sock.close()
                 failure = error
