@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +26,29 @@ class Address:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+CONNECT_AGAIN_SECONDS = 0.005
+
+
+class UnixEnd:
+    """Our end of a connection to a unix socket, which never blocks."""
+
+    def __init__(self) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+
+    def ended(self) -> bool:
+        """Whether an idle connection was closed from the other side, or says what nobody asked for."""
+        try:
+            self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
 
 
 def trust() -> ssl.SSLContext:

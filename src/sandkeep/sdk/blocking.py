@@ -6,13 +6,14 @@ import atexit
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
+from select import POLLIN, POLLOUT, poll
 from socket import AF_UNIX
 from socket import socket as unix_socket
-from threading import Lock
-from time import sleep
+from threading import Lock, Semaphore
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from sandkeep.sdk.address import trust
+from sandkeep.sdk.address import CONNECT_AGAIN_SECONDS, UnixEnd, trust
 
 if TYPE_CHECKING:
     import httpcore2
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Lock",
     "Pool",
+    "Room",
+    "UnixStream",
     "checkpoint",
     "current_token",
     "in_thread",
@@ -57,6 +60,58 @@ def open_pool(*, socket: str | None, tls: bool, connections: int) -> Pool:
         max_connections=connections,
         keepalive_expiry=10.0,
     )
+
+
+class Room:
+    """Places, taken while something is used."""
+
+    def __init__(self, places: int) -> None:
+        self._places = Semaphore(places)
+
+    def take(self, seconds: float) -> None:
+        """Take a place; ``TimeoutError`` if there is none in time."""
+        if not self._places.acquire(timeout=seconds):
+            raise TimeoutError("no place")
+
+    def give(self) -> None:
+        self._places.release()
+
+
+class UnixStream(UnixEnd):
+    """A connection to a unix socket. Failures are ``OSError``, ``TimeoutError`` among them."""
+
+    def connect(self, path: str, seconds: float) -> None:
+        deadline = monotonic() + seconds
+        while True:
+            try:
+                return self.socket.connect(path)
+            except BlockingIOError:
+                # As many as it lets queue are waiting for the server; that is nothing one can wait on.
+                if monotonic() > deadline:
+                    raise TimeoutError("the server takes no more connections") from None
+                sleep(CONNECT_AGAIN_SECONDS)
+
+    def send(self, data: bytes, seconds: float) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self.socket.send(left) :]
+            except BlockingIOError:
+                self._await(POLLOUT, seconds)
+
+    def receive(self, most: int, seconds: float) -> bytes:
+        """What is there, or comes; nothing once the other side has closed."""
+        while True:
+            try:
+                return self.socket.recv(most)
+            except BlockingIOError:
+                self._await(POLLIN, seconds)
+
+    def _await(self, event: int, seconds: float) -> None:
+        waiting = poll()
+        waiting.register(self.socket, event)
+        if not waiting.poll(seconds * 1000):
+            raise TimeoutError("nothing happened on the connection")
 
 
 def pieces_of(response: httpcore2.Response) -> AbstractContextManager[Iterator[bytes]]:

@@ -12,7 +12,7 @@ import anyio
 from anyio import Lock, sleep
 from anyio.lowlevel import RunVar, checkpoint, current_token
 
-from sandkeep.sdk.address import trust
+from sandkeep.sdk.address import CONNECT_AGAIN_SECONDS, UnixEnd, trust
 
 if TYPE_CHECKING:
     import httpcore2
@@ -21,6 +21,8 @@ __all__ = [
     "Lock",
     "Opening",
     "Pool",
+    "Room",
+    "UnixStream",
     "checkpoint",
     "current_token",
     "in_thread",
@@ -44,6 +46,55 @@ def open_pool(*, socket: str | None, tls: bool, connections: int) -> Pool:
     return httpcore2.AsyncConnectionPool(
         ssl_context=trust() if tls else None, uds=socket, max_connections=connections, keepalive_expiry=10.0
     )
+
+
+class Room:
+    """Places, taken while something is used."""
+
+    def __init__(self, places: int) -> None:
+        self._places = anyio.Semaphore(places, fast_acquire=True)
+
+    async def take(self, seconds: float) -> None:
+        """Take a place; ``TimeoutError`` if there is none in time."""
+        try:
+            self._places.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.fail_after(seconds):
+                await self._places.acquire()
+
+    def give(self) -> None:
+        self._places.release()
+
+
+class UnixStream(UnixEnd):
+    """A connection to a unix socket. Failures are ``OSError``, ``TimeoutError`` among them."""
+
+    async def connect(self, path: str, seconds: float) -> None:
+        with anyio.fail_after(seconds):
+            while True:
+                try:
+                    return self.socket.connect(path)
+                except BlockingIOError:
+                    # As many as it lets queue are waiting for the server; that is nothing one can wait on.
+                    await sleep(CONNECT_AGAIN_SECONDS)
+
+    async def send(self, data: bytes, seconds: float) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self.socket.send(left) :]
+            except BlockingIOError:
+                with anyio.fail_after(seconds):
+                    await anyio.wait_writable(self.socket)
+
+    async def receive(self, most: int, seconds: float) -> bytes:
+        """What is there, or comes; nothing once the other side has closed."""
+        while True:
+            try:
+                return self.socket.recv(most)
+            except BlockingIOError:
+                with anyio.fail_after(seconds):
+                    await anyio.wait_readable(self.socket)
 
 
 def pieces_of(response: httpcore2.Response) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:

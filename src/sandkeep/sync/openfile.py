@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sandkeep.errors import PathExists, PathNotFound
-from sandkeep.sync.transport import Answer, Transport
+from sandkeep.sync.plain import Answer
+from sandkeep.sync.transport import Transport
 from sandkeep.sdk.blocking import shielded
 
 if TYPE_CHECKING:

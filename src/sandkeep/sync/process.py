@@ -20,8 +20,9 @@ from sandkeep.errors import (
     TransportError,
 )
 from sandkeep.sdk import bodies, retry
+from sandkeep.sync.plain import Answer
 from sandkeep.sync.streams import ByteReader, StdinWriter
-from sandkeep.sync.transport import Answer, Transport, read
+from sandkeep.sync.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import shielded, sleep
 from sandkeep.sdk.output import FRAMES, FrameReader, OutputEnd, OutputItem, OutputRecord

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -26,10 +25,12 @@ from sandkeep.errors import (
     TransportError,
 )
 from sandkeep.sdk import retry
+from sandkeep.sync.plain import Answer, NotConnected, PlainPool
 from sandkeep.sdk.address import Address
 from sandkeep.sdk.blocking import Lock, Pool, current_token, in_thread, open_pool, pieces_of, sleep
 from sandkeep.sdk.target import Target
 from sandkeep.wire import errors
+from sandkeep.wire.base import decoder
 
 T = TypeVar("T")
 
@@ -49,20 +50,9 @@ def segment(text: str) -> str:
 def read(kind: type[T], data: bytes) -> T:
     """The body of an answer."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TransportError(f"the server's answer cannot be read: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A response being read."""
-
-    status: int
-    headers: Mapping[str, str]
-    pieces: Iterator[bytes]
-    network: Any
-    """The connection itself, after it was upgraded to another protocol."""
 
 
 class Transport:
@@ -72,6 +62,7 @@ class Transport:
         self.target = target
         self._timeout = timeout
         self._pool: Pool | None = None
+        self._plain: PlainPool | None = None
         self._address: Address | None = None
         self._belongs_to: object = None
         self._starting = Lock()
@@ -83,6 +74,9 @@ class Transport:
         """Close every connection. Can be repeated."""
         self._closed = True
         pool, self._pool = self._pool, None
+        plain, self._plain = self._plain, None
+        if plain is not None:
+            plain.disconnect()
         if pool is not None:
             pool.close()
         if self._address is not None:
@@ -203,15 +197,23 @@ class Transport:
         timeout: float | None,
     ) -> Iterator[Answer]:
         parameters = {**self.target.scope, **(query or {})}
-        url = f"{self.target.url}{path}" + (f"?{urlencode(parameters)}" if parameters else "")
+        target = path + (f"?{urlencode(parameters)}" if parameters else "")
         seconds = self._timeout if timeout is None else timeout
+        sent = self._headers(headers, body)
+        if self.target.socket is not None and not (headers and "Upgrade" in headers):
+            try:
+                with self._plain_pool().exchange(method, target, sent, body, seconds=seconds) as answer:
+                    yield answer
+            except NotConnected as error:
+                raise _unreachable(self.target, error) from error
+            return
         limits = {"connect": CONNECT_SECONDS, "pool": seconds, "write": seconds, "read": seconds}
         with _translated(self.target):
             with (
-                self._ready_pool().stream(
+                self._library_pool().stream(
                     method,
-                    url,
-                    headers=self._headers(headers, body),
+                    f"{self.target.url}{target}",
+                    headers=sent,
                     content=body if isinstance(body, bytes) else body(),
                     extensions={"timeout": limits},
                 ) as response,
@@ -240,36 +242,50 @@ class Transport:
         headers += [(name.encode(), value.encode()) for name, value in (extra or {}).items()]
         return headers
 
-    def _ready_pool(self) -> Pool:
+    def _plain_pool(self) -> PlainPool:
+        with self._making:
+            self._see_where()
+            if self._plain is None:
+                path = self._socket_path()
+                assert path is not None
+                self._plain = PlainPool(path, connections=CONNECTIONS)
+            return self._plain
+
+    def _library_pool(self) -> Pool:
+        """For what goes over TCP, and connections that become something else."""
+        with self._making:
+            self._see_where()
+            if self._pool is None:
+                tls = self.target.url.startswith("https:")
+                self._pool = open_pool(socket=self._socket_path(), tls=tls, connections=CONNECTIONS)
+            return self._pool
+
+    def _see_where(self) -> None:
+        """Connections are used only where they were made."""
         if self._closed:
             raise InvalidRequest("this client is closed")
         here = current_token()
-        with self._making:
-            return self._pool_for(here)
-
-    def _pool_for(self, here: object) -> Pool:
-        if self._pool is None:
-            if self.target.socket is not None:
-                try:
-                    self._address = Address(self.target.socket)
-                except FileNotFoundError as error:
-                    raise _unreachable(self.target, error) from error
-            address = None if self._address is None else self._address.path
-            self._pool = open_pool(
-                socket=address, tls=self.target.url.startswith("https:"), connections=CONNECTIONS
-            )
+        if self._pool is None and self._plain is None:
             self._belongs_to = here
         elif self._belongs_to != here:
             raise InvalidRequest(
                 "this client belongs to another event loop or process",
                 hint="make one client for each, or use the functions of the module",
             )
-        return self._pool
+
+    def _socket_path(self) -> str | None:
+        if self.target.socket is not None and self._address is None:
+            try:
+                self._address = Address(self.target.socket)
+            except FileNotFoundError as error:
+                raise _unreachable(self.target, error) from error
+        return None if self._address is None else self._address.path
 
     # --- the embedded server -----------------------------------------------------------------------------
 
     def _first_contact(self) -> None:
-        if self._pool is None and self.target.embedded is not None and not self._closed:
+        untried = self._pool is None and self._plain is None
+        if untried and self.target.embedded is not None and not self._closed:
             self._start_server()
 
     def _recover(self, attempt: int, error: ServerUnreachable) -> None:

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sandkeep.errors import PathExists, PathNotFound
-from sandkeep.sdk._async.transport import Answer, Transport
+from sandkeep.sdk._async.plain import Answer
+from sandkeep.sdk._async.transport import Transport
 from sandkeep.sdk.concurrent import shielded
 
 if TYPE_CHECKING:

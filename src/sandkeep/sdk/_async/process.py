@@ -19,8 +19,9 @@ from sandkeep.errors import (
     TransportError,
 )
 from sandkeep.sdk import bodies, retry
+from sandkeep.sdk._async.plain import Answer
 from sandkeep.sdk._async.streams import ByteReader, StdinWriter
-from sandkeep.sdk._async.transport import Answer, Transport, read
+from sandkeep.sdk._async.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.concurrent import shielded, sleep
 from sandkeep.sdk.output import FRAMES, FrameReader, OutputEnd, OutputItem, OutputRecord
