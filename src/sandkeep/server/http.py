@@ -176,11 +176,20 @@ class Stream:
     but a connection that is cut, so a source that can fail says so in its own records instead.
     """
 
-    __slots__ = ("headers", "pieces", "status")
+    __slots__ = ("_soon", "headers", "pieces", "status")
 
-    def __init__(self, content_type: str, pieces: AsyncGenerator[bytes, None], *, status: int = 200) -> None:
+    def __init__(
+        self,
+        content_type: str,
+        pieces: AsyncGenerator[bytes, None],
+        *,
+        status: int = 200,
+        soon: bool = False,
+    ) -> None:
+        """``soon``: the first piece is sure to come at once, and is waited for to be sent with the head."""
         self.status = status
         self.pieces = pieces
+        self._soon = soon
         self.headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
 
     async def send(self, request: Request, send: Send) -> None:
@@ -213,10 +222,28 @@ class Stream:
             await self.pieces.aclose()
 
     async def _send(self, send: Send) -> None:
+        first = await anext(self.pieces, b"") if self._soon else b""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        async for piece in self.pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        ended = bool(first) and await _send_piece(send, first)
+        while not ended:
+            ended = await _send_piece(send, await anext(self.pieces, _NO_MORE))
+
+
+class Last(bytes):
+    """A piece after which none comes. Sent together with the end of the answer, so that a client which has
+    all it wants has the whole answer too, and can use the connection again."""
+
+    __slots__ = ()
+
+
+_NO_MORE: Final = Last()
+
+
+async def _send_piece(send: Send, piece: bytes) -> bool:
+    """Whether that was the last one."""
+    last = isinstance(piece, Last)
+    await send({"type": "http.response.body", "body": bytes(piece), "more_body": not last})
+    return last
 
 
 async def started(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Final
 
 from sandkeep.errors import SandkeepError
+from sandkeep.server.http import Last
 from sandkeep.supervisor.outputlog import STDERR, Chunk, End, Gap, Item
 from sandkeep.types import OutputStream
 from sandkeep.wire import errors
@@ -21,6 +22,7 @@ from sandkeep.wire.streams import HEARTBEAT, OutputText, error_record, output_re
 
 FULL: Final = 128 << 10
 HEARTBEAT_SECONDS: Final = 15.0
+LINGER_SECONDS: Final = 0.004
 
 FRAMES: Final = "application/x-sandkeep-output"
 FRAME: Final = struct.Struct("<IB3xQQ")
@@ -33,23 +35,30 @@ _STREAMS = {1: OutputStream.STDOUT, STDERR: OutputStream.STDERR}
 
 
 async def batched(
-    pieces: AsyncGenerator[bytes, None], *, heartbeat: bytes = HEARTBEAT
+    pieces: AsyncGenerator[bytes, None], *, heartbeat: bytes = HEARTBEAT, linger: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """The same bytes in larger pieces, and ``heartbeat`` (if any) when nothing came for a while."""
+    """The same bytes in larger pieces, and ``heartbeat`` (if any) when nothing came for a while.
+
+    With ``linger`` the first piece waits a moment for others: it is not worth waking the client for.
+    """
     loop = asyncio.get_running_loop()
     waiting: list[bytes] = []
     size = 0
     ready, room = asyncio.Event(), asyncio.Event()
     quiet = False
     timer: asyncio.TimerHandle | None = None
+    lingering: asyncio.TimerHandle | None = None
 
     async def pull() -> None:
-        nonlocal size
+        nonlocal size, lingering
         try:
             async for piece in pieces:
                 waiting.append(piece)
                 size += len(piece)
-                ready.set()
+                if lingering is None and linger:
+                    lingering = loop.call_later(LINGER_SECONDS, ready.set)
+                else:
+                    ready.set()
                 if size >= FULL:
                     room.clear()
                     await room.wait()
@@ -77,6 +86,9 @@ async def batched(
                 size = 0
                 quiet = False
                 room.set()
+                if puller.done() and not puller.cancelled() and puller.exception() is None:
+                    yield Last(piece)
+                    return
                 yield piece
             elif puller.done():
                 puller.result()
@@ -84,8 +96,9 @@ async def batched(
             if puller.done():
                 ready.set()
     finally:
-        if timer is not None:
-            timer.cancel()
+        for handle in (timer, lingering):
+            if handle is not None:
+                handle.cancel()
         puller.cancel()
         await asyncio.gather(puller, return_exceptions=True)
         await pieces.aclose()

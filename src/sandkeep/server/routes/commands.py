@@ -59,7 +59,8 @@ async def run_command(call: Call) -> Reply | Stream:
         return json_reply(CommandShown(command=show.command(process)))
     if output.FRAMES.encode() in (call.request.header(b"accept") or b""):
         frames = _run_frames(call.engine.processes, process, logs=body.logs)
-        return Stream(output.FRAMES, output.batched(frames, heartbeat=output.FRAME_HEARTBEAT))
+        batched = output.batched(frames, heartbeat=output.FRAME_HEARTBEAT, linger=True)
+        return Stream(output.FRAMES, batched, soon=True)
     records = output.guarded(_run_records(call.engine.processes, process, logs=body.logs), call.app.log)
     # Clients that did not ask for output take the second line for the last one: no heartbeats for them.
     return Stream(NDJSON, output.batched(records, heartbeat=b"\n" if body.logs else b""))
