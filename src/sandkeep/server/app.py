@@ -41,8 +41,6 @@ class Config:
     max_path_bytes: int = 8192
     public_url: str | None = None
     """How clients reach this server, when a proxy stands before it."""
-    ingress: str = "http://localhost"
-    """Scheme and authority below which the ports of sandboxes are served."""
     embedded: bool = False
     stdin_seconds: float = 30.0
     """How long input may make no progress before the client is told so."""

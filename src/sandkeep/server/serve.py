@@ -153,7 +153,7 @@ class _Running:
         if options.host is not None or options.port is not None:
             tcp = bind_tcp(options.host or "127.0.0.1", options.port or 0)
         url = None if tcp is None else _url(tcp)
-        app = self._app(engine, tcp)
+        app = self._app(engine)
         serving = [self._listen(app, sock) for sock in (unix, tcp) if sock is not None]
         idle: asyncio.Task[None] | None = None
         try:
@@ -171,13 +171,8 @@ class _Running:
             await app.close_streams()
             await asyncio.gather(*serving, return_exceptions=True)
 
-    def _app(self, engine: Engine, tcp: socket.socket | None) -> App:
-        port = "" if tcp is None else f":{tcp.getsockname()[1]}"
-        config = Config(
-            public_url=self._options.public_url,
-            ingress=self._options.public_url or f"http://localhost{port}",
-            embedded=self._options.embedded,
-        )
+    def _app(self, engine: Engine) -> App:
+        config = Config(public_url=self._options.public_url, embedded=self._options.embedded)
         app = create_app(engine, Auth(engine.store, load_key(self._data_dir)), config, log=self._log)
         if self._options.embedded:
             app.retire = lambda: self._end("retired")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec import UNSET
@@ -113,14 +113,12 @@ def _states(reported: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str] 
     return None if reported is None else {name: str(how["state"]) for name, how in reported.items()}
 
 
-def routes(name: str, ports: Sequence[int], *, base: str) -> list[RouteObject]:
-    """Where the ports of a sandbox are reached; ``base`` is scheme and authority of the ingress."""
-    scheme, _, authority = base.partition("://")
-    shown = []
-    for port in ports:
-        label = f"{name}-{port}"
-        shown.append(RouteObject(url=f"{scheme}://{label}.{authority}", subdomain=label, port=port))
-    return shown
+def routes(engine: Engine, sandbox: Sandbox | None) -> list[RouteObject]:
+    """Where the ports of a sandbox are reached; of one that is gone, nowhere."""
+    if sandbox is None:
+        return []
+    found = engine.network.routes(sandbox)
+    return [RouteObject(url=route.url, subdomain=route.subdomain, port=route.port) for route in found]
 
 
 def command(row: Process) -> CommandObject:

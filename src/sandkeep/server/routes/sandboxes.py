@@ -37,7 +37,7 @@ def started_reply(call: Call, found: Started, scope: Scope) -> Reply:
         SandboxStarted(
             sandbox=show.sandbox(call.engine, found.sandbox, project=scope.shown, session=found.session),
             session=show.session(found.session, project=scope.shown),
-            routes=show.routes(found.sandbox.name, found.sandbox.ports, base=call.config.ingress),
+            routes=show.routes(call.engine, found.sandbox),
             resumed=found.resumed,
         )
     )
@@ -140,9 +140,7 @@ async def update_sandbox(call: Call) -> Reply:
     return json_reply(
         SandboxUpdated(
             sandbox=show.sandbox(call.engine, row, project=scope.shown),
-            routes=show.routes(row.name, row.ports, base=call.config.ingress)
-            if "ports" in changes
-            else UNSET,
+            routes=show.routes(call.engine, row) if "ports" in changes else UNSET,
         )
     )
 

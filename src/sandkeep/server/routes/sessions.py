@@ -67,7 +67,9 @@ async def get_session(call: Call) -> Reply:
     return json_reply(
         SessionShown(
             session=show.session(row, project=scope.shown),
-            routes=show.routes(row.sandbox_name, row.ports, base=call.config.ingress),
+            routes=show.routes(
+                call.engine, call.engine.store.sandboxes.find(scope.project, row.sandbox_name)
+            ),
         )
     )
 
