@@ -126,7 +126,7 @@ SHARED: dict[str, Any] = {
     "policy_of_domains": {"allowed": "nothing\n", "other": "", "denied_range": "", "live": ""},
     "policy_of_requests": {"matched": "by the policy\n", "other": "nothing\n"},
     "policy_answers": {"answer": "no tea 418", "other": "nothing\n"},
-    "routes": {"ports": [3000], "urls": True},
+    "routes": {"ports": [3000], "urls": True, "text": "through the route\n"},
     "drives": {
         "created": True,
         "again_same": True,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from vercel import sandbox as api  # type: ignore[import-not-found]
 
@@ -86,10 +89,26 @@ async def policy_answers(bench: Bench) -> Any:
 @scenario
 async def routes(bench: Bench) -> Any:
     async with bench.box(ports=[3000]) as box:
+        await box.fs.write_text("page", "through the route\n")
+        await box.create_process("python3", ["-m", "http.server", "3000"])
         return {
             "ports": [route.port for route in box.routes],
             "urls": all(route.url.startswith("http") and route.subdomain for route in box.routes),
+            "text": through(box.routes[0].url, "/page"),
         }
+
+
+def through(url: str, path: str) -> str:
+    """What a route leads to, once somebody listens there. Its name is ours to resolve: it is this machine."""
+    host, _, port = url.partition("://")[2].rpartition(":")
+    for _ in range(100):
+        request = Request(f"http://127.0.0.1:{port}{path}", headers={"Host": f"{host}:{port}"})
+        try:
+            with urlopen(request, timeout=10) as answer:
+                return str(answer.read().decode())
+        except HTTPError:
+            time.sleep(0.1)
+    return ""
 
 
 @scenario

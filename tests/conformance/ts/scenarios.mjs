@@ -2,6 +2,7 @@
 //
 // node scenarios.mjs NAME, with the server and credentials in the environment and preload.mjs loaded first.
 // Works with every version of the client under test; observations mean the same as in the Python driver.
+import { get as httpGet } from "node:http";
 import { randomBytes } from "node:crypto";
 import { readdirSync, readFileSync } from "node:fs";
 import { Writable } from "node:stream";
@@ -57,6 +58,25 @@ async function fetched(sandbox, host, path = "/echo", ...options) {
   const url = `http://${host}:${process.env.WEB_PORT}${path}`;
   const done = await sandbox.runCommand("curl", ["-s", "-m", "5", ...options, url]);
   return done.stdout();
+}
+
+// What a route leads to, once somebody listens there. Its name is ours to resolve: it is this machine.
+async function through(url, path) {
+  const { host, port } = new URL(url);
+  for (let attempt = 0; attempt < 100; attempt += 1) {
+    const [status, text] = await new Promise((resolve, reject) => {
+      const options = { host: "127.0.0.1", port, path, headers: { host } };
+      const request = httpGet(options, (answer) => {
+        let body = "";
+        answer.on("data", (piece) => (body += piece));
+        answer.on("end", () => resolve([answer.statusCode, body]));
+      });
+      request.on("error", reject);
+    });
+    if (status === 200) return text;
+    await sleep(100);
+  }
+  return "";
 }
 
 // Ends the process that owns a session, as a machine out of memory might.
@@ -762,9 +782,12 @@ const scenarios = {
 
   async routes() {
     const one = await box("box", { ports: [3000] });
+    await sh(one, "echo 'through the route' > page");
+    await one.runCommand({ cmd: "python3", args: ["-m", "http.server", "3000"], detached: true });
     return {
       ports: ports(one),
       urls: one.routes.every((route) => route.url.startsWith("http") && route.subdomain),
+      text: await through(one.routes[0].url, "/page"),
     };
   },
 
