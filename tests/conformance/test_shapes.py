@@ -25,7 +25,6 @@ SEEN = {
         "extend_by_update",
         "missing_executable",
         "network_policy",
-        "routes",
     )
 } | SHAPES
 
