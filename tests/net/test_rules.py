@@ -198,8 +198,9 @@ import os, socket, ssl, sys
 host, port, word = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
 raw = socket.create_connection((host, port), 10)
 sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host)
-sock.sendall(f"GET / HTTP/1.1\\r\\nHost: {host}:{port}\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
-             "Sec-WebSocket-Version: 13\\r\\nSec-WebSocket-Key: dGhlIHNhbXBsZSA=\\r\\n\\r\\n".encode())
+head = ("GET / HTTP/1.1", f"Host: {host}:{port}", "Upgrade: websocket", "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "", "")
+sock.sendall("\\r\\n".join(head).encode())
 stream = sock.makefile("rb")
 status = stream.readline().split()[1].decode()
 while stream.readline().strip():

@@ -123,21 +123,21 @@ class Ingress:
         finally:
             stream.close()
 
-    def _route(self, authority: bytes) -> tuple[str, Route | None]:
+    def _route(self, authority: bytes) -> Route | None:
         name = host_name(authority) or ""
         for domain in self._domains:
             label = name.removesuffix(f".{domain}")
             if label != name and "." not in label:
-                return label, self._routes.get(label)
-        return "", None
+                return self._routes.get(label)
+        return None
 
     async def _respond(self, request: Request, peer: str) -> Response:
-        label, route = self._route(request.authority)
+        route = self._route(request.authority)
         egress = self._find(route.session) if route is not None else None
         if route is None or egress is None:
             return _page(404, "No such sandbox port", "Nothing is published under this name.")
         if route.token is not None:
-            refused = self._check_token(request, label, route.token)
+            refused = self._check_token(request, route.token)
             if refused is not None:
                 return refused
         if self._busy.get(route.session, 0) >= _MOST_PER_SESSION:
@@ -224,7 +224,7 @@ class Ingress:
 
     # --- protected routes --------------------------------------------------------------------------------
 
-    def _check_token(self, request: Request, label: str, token: str) -> Response | None:
+    def _check_token(self, request: Request, token: str) -> Response | None:
         """``None`` for a request that shows the token; then nothing of it reaches the session."""
         path, mark, query = request.target.decode("latin-1").partition("?")
         pairs = parse_qsl(query, keep_blank_values=True) if mark else []
@@ -241,7 +241,6 @@ class Ingress:
             given = self._take_cookie(request)
         if given is not None and _same(given.decode("latin-1"), token):
             return None
-        del label
         return _page(401, "Token required", "This sandbox port is protected.")
 
     def _take_cookie(self, request: Request) -> bytes | None:

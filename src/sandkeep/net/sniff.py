@@ -90,13 +90,12 @@ def host_name(value: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     if text.startswith("["):
-        name, bracket, port = text[1:].partition("]")
+        name, _, port = text[1:].partition("]")
         port = port.removeprefix(":")
     else:
-        name, bracket, port = text.partition(":")
+        name, _, port = text.partition(":")
     if not name or (port and not port.isdigit()) or any(c in name for c in " \t/@?#\\%,"):
         return None
-    del bracket
     return name.removesuffix(".")
 
 
