@@ -23,7 +23,7 @@ from sandkeep.errors import (
     SnapshotGone,
     TimeoutInvalid,
 )
-from sandkeep.store.rows import CreationMethod, ProcessStatus, SessionStatus
+from sandkeep.store.rows import ProcessStatus, SessionStatus, SnapshotMethod
 from sandkeep.types import Mount, MountMode, SandboxSpec, SnapshotRetention, SnapshotSource
 from tests.engine.englab import EngineLab
 
@@ -39,7 +39,7 @@ def test_a_stopped_sandbox_resumes_with_its_files(lab: EngineLab) -> None:
     lab.sh(first.session.id, "echo one > note; sudo sh -c 'echo two > /etc/two'")
     ended, snapshot = lab.do(lab.engine.sessions.stop(lab.project, first.session.id))
     assert ended.status is SessionStatus.STOPPED
-    assert snapshot is not None and snapshot.method is CreationMethod.AUTOMATIC
+    assert snapshot is not None and snapshot.method is SnapshotMethod.AUTOMATIC
     again = lab.do(lab.engine.sandboxes.resume(lab.project, "keeps-files"))
     assert again.resumed and again.session.id != first.session.id
     assert again.session.source_snapshot == snapshot.id == again.sandbox.current_snapshot
@@ -87,7 +87,7 @@ def test_a_manual_snapshot_ends_the_session_and_is_kept_even_when_not_persistent
     started = lab.create("by-hand", persistent=False)
     lab.sh(started.session.id, "echo x > kept")
     ended, snapshot = lab.do(lab.engine.sessions.snapshot(lab.project, started.session.id))
-    assert ended.status is SessionStatus.STOPPED and snapshot.method is CreationMethod.MANUAL
+    assert ended.status is SessionStatus.STOPPED and snapshot.method is SnapshotMethod.MANUAL
     again = lab.do(lab.engine.sandboxes.resume(lab.project, "by-hand"))
     assert lab.sh(again.session.id, "cat kept") == "x\n"
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from sandkeep.store import Store
 from sandkeep.store.rows import (
-    CreationMethod,
     Drive,
     Process,
     Sandbox,
     Session,
     SessionStatus,
     Snapshot,
+    SnapshotMethod,
 )
 
 
@@ -73,7 +73,7 @@ def snapshot(box: Sandbox, snapshot_id: str, **facts: Any) -> Snapshot:
         "region": box.region,
         "created_ms": 1,
         "updated_ms": 1,
-        "method": CreationMethod.AUTOMATIC,
+        "method": SnapshotMethod.AUTOMATIC,
     }
     return Snapshot(id=snapshot_id, project=box.project, sandbox=box.id, **{**values, **facts})
 

@@ -82,7 +82,7 @@ def test_opening_at_the_same_time_migrates_once(tmp_path: Path) -> None:
 
 _STALLING = """
 import sys, time
-from sandkeep.store.migrations import first_schema, migrate
+from sandkeep.store.migrations import STEPS, migrate
 from sandkeep.store.sqlite import SqliteDatabase
 
 def stall(db):
@@ -91,7 +91,7 @@ def stall(db):
     print("in the middle", flush=True)
     time.sleep(60)
 
-migrate(SqliteDatabase(sys.argv[1]), now_ms=1, steps=(first_schema, stall))
+migrate(SqliteDatabase(sys.argv[1]), now_ms=1, steps=(*STEPS, stall))
 """
 
 

@@ -21,11 +21,11 @@ from sandkeep.host.rootfs import Rootfs
 from sandkeep.store.rows import (
     ACTIVE,
     TERMINAL,
-    CreationMethod,
     Sandbox,
     Session,
     SessionStatus,
     Snapshot,
+    SnapshotMethod,
     SnapshotStatus,
 )
 
@@ -186,7 +186,7 @@ class Sessions:
         async with self._context.lock(session.project, session.sandbox_name):
             found = self._store.sessions.find(session.id)
             if found is not None and found.status in ACTIVE:
-                await self._conclude(found, method=CreationMethod.AUTOMATIC)
+                await self._conclude(found, method=SnapshotMethod.AUTOMATIC)
 
     async def truth_locked(self, session: Session) -> Session:
         """The session's state with what its supervisor says taken into account."""
@@ -195,7 +195,7 @@ class Sessions:
         state = await self._context.driver.state(self._context.ref(session))
         if state["status"] == "running":
             return session
-        concluded, _ = await self._conclude(session, method=CreationMethod.AUTOMATIC)
+        concluded, _ = await self._conclude(session, method=SnapshotMethod.AUTOMATIC)
         return concluded
 
     # --- ending ------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Sessions:
     async def stop_locked(self, session: Session, *, keep: bool = True) -> tuple[Session, Snapshot | None]:
         if session.status in TERMINAL:
             return session, self._snapshot_of(session)
-        return await self._conclude(session, method=CreationMethod.AUTOMATIC, keep=keep)
+        return await self._conclude(session, method=SnapshotMethod.AUTOMATIC, keep=keep)
 
     async def snapshot(
         self, project: str, session: str, *, lifetime_ms: int | None = None
@@ -220,7 +220,7 @@ class Sessions:
             found = await self.truth_locked(self.get(project, session))
             require(Operation.SNAPSHOT, found.status, session=session)
             ended, snapshot = await self._conclude(
-                found, method=CreationMethod.MANUAL, lifetime_ms=lifetime_ms
+                found, method=SnapshotMethod.MANUAL, lifetime_ms=lifetime_ms
             )
         assert snapshot is not None
         return ended, snapshot
@@ -232,15 +232,15 @@ class Sessions:
         self,
         session: Session,
         *,
-        method: CreationMethod,
+        method: SnapshotMethod,
         keep: bool = True,
         lifetime_ms: int | None = None,
     ) -> tuple[Session, Snapshot | None]:
         """End what still runs, keep what is to be kept, close the books."""
         sandbox = self._sandbox_of(session)
-        keep = keep and sandbox is not None and (sandbox.persistent or method is CreationMethod.MANUAL)
+        keep = keep and sandbox is not None and (sandbox.persistent or method is SnapshotMethod.MANUAL)
         if session.status in (SessionStatus.PENDING, SessionStatus.RUNNING):
-            manual = method is CreationMethod.MANUAL
+            manual = method is SnapshotMethod.MANUAL
             session = self._move(session, Cause.SNAPSHOT if manual else Cause.STOP)
         ref = self._context.ref(session)
         state = await self._context.driver.stop(
@@ -284,7 +284,7 @@ class Sessions:
         )
 
     async def _keep(
-        self, sandbox: Sandbox, session: Session, method: CreationMethod, lifetime_ms: int | None
+        self, sandbox: Sandbox, session: Session, method: SnapshotMethod, lifetime_ms: int | None
     ) -> Snapshot:
         """Make the ended session's files a snapshot: first the layer, by rename, then the row."""
         snapshot_id, layer = _snapshot_id(session), _layer_id(session)
@@ -314,7 +314,7 @@ class Sessions:
         snapshot_id: str,
         layer: dict[str, object],
         *,
-        method: CreationMethod,
+        method: SnapshotMethod,
         lifetime_ms: int | None,
         make_current: bool,
     ) -> Snapshot:
@@ -413,7 +413,7 @@ class Sessions:
                 found,
                 snapshot_id,
                 published,
-                method=CreationMethod.CHECKPOINT,
+                method=SnapshotMethod.CHECKPOINT,
                 lifetime_ms=lifetime_ms,
                 make_current=False,
             )
@@ -443,7 +443,7 @@ class Sessions:
         if state["status"] == "running" and session.status is SessionStatus.RUNNING:
             self.watch(session)
             return
-        await self._conclude(session, method=CreationMethod.AUTOMATIC)
+        await self._conclude(session, method=SnapshotMethod.AUTOMATIC)
 
 
 def _snapshot_id(session: Session) -> str:

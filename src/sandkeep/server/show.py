@@ -20,10 +20,7 @@ from sandkeep.store.rows import (
     SessionStatus,
     Snapshot,
 )
-from sandkeep.types import FileKind, SnapshotMethod, Tier
-from sandkeep.types import ProcessStatus as ShownProcessStatus
-from sandkeep.types import SessionStatus as ShownStatus
-from sandkeep.types import SnapshotStatus as ShownSnapshotStatus
+from sandkeep.types import FileKind, Tier
 from sandkeep.wire.additions import EventObject, FileObject, ProcessObject, UsageObject
 from sandkeep.wire.base import known
 from sandkeep.wire.objects import (
@@ -51,7 +48,7 @@ def sandbox(engine: Engine, row: Sandbox, *, project: str, session: Session | No
     return SandboxObject(
         name=row.name,
         current_session_id=row.current_session or "",
-        status=ShownStatus(row.status),
+        status=row.status,
         created_at=row.created_ms,
         updated_at=row.updated_ms,
         status_updated_at=row.status_updated_ms,
@@ -75,7 +72,7 @@ def session(row: Session, *, project: str) -> SessionObject:
     ended = row.status in (SessionStatus.STOPPED, SessionStatus.FAILED, SessionStatus.ABORTED)
     return SessionObject(
         id=row.id,
-        status=ShownStatus(row.status),
+        status=row.status,
         memory=row.memory_mb,
         vcpus=row.vcpus,
         timeout=row.timeout_ms,
@@ -145,7 +142,7 @@ def _command_fields(row: Process) -> dict[str, Any]:
         "session_id": row.session,
         "started_at": row.started_ms,
         "exit_code": code,
-        "status": ShownProcessStatus(row.status),
+        "status": row.status,
         **known(duration_ms=row.duration_ms, reason=row.reason),
     }
 
@@ -156,11 +153,11 @@ def snapshot(row: Snapshot) -> SnapshotObject:
         source_session_id=row.source_session,
         region=row.region,
         regions=[row.region],
-        status=ShownSnapshotStatus(row.status),
+        status=row.status,
         size_bytes=row.size_bytes,
         created_at=row.created_ms,
         updated_at=row.updated_ms,
-        creation_method=SnapshotMethod(row.method),
+        creation_method=row.method,
         **known(
             expires_at=row.expires_ms,
             last_used_at=row.last_used_ms,

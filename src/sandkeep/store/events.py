@@ -67,6 +67,7 @@ class Events:
         sandbox: str | None = None,
         session: str | None = None,
         kind: str | None = None,
+        kind_prefix: str | None = None,
     ) -> Page[Event]:
         where = Conditions().add("events.project = {}", project)
         if sandbox is not None:
@@ -75,6 +76,8 @@ class Events:
             where.add("events.session = {}", session)
         if kind is not None:
             where.add("events.kind = {}", kind)
+        if kind_prefix is not None:
+            where.add_prefix("events.kind", kind_prefix)
         return _TABLE.page(self._db, where, RECORDED, request or PageRequest())
 
     def forget_everywhere(self, *, before_ms: int) -> int:

@@ -12,17 +12,10 @@ from enum import StrEnum
 from typing import Any
 
 from sandkeep.store.tables import BOOL, JSON, TUPLE, Codec
-
-
-class SessionStatus(StrEnum):
-    PENDING = "pending"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    SNAPSHOTTING = "snapshotting"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    ABORTED = "aborted"
-
+from sandkeep.types import ProcessStatus as ProcessStatus
+from sandkeep.types import SessionStatus as SessionStatus
+from sandkeep.types import SnapshotMethod as SnapshotMethod
+from sandkeep.types import SnapshotStatus as SnapshotStatus
 
 ACTIVE = frozenset(
     {SessionStatus.PENDING, SessionStatus.RUNNING, SessionStatus.STOPPING, SessionStatus.SNAPSHOTTING}
@@ -33,30 +26,10 @@ ACTIVE_SQL = ", ".join(f"'{status}'" for status in sorted(ACTIVE))
 """For ``status IN (…)``, spelled the same in every query so that the partial indexes serve it."""
 
 
-class ProcessStatus(StrEnum):
-    RUNNING = "running"
-    EXITED = "exited"
-    FAILED = "failed"
-    KILLED = "killed"
-    LOST = "lost"
-
-
 class ProcessKind(StrEnum):
     RUN = "run"
     OBSERVED = "observed"
     INTERACTIVE = "interactive"
-
-
-class SnapshotStatus(StrEnum):
-    CREATED = "created"
-    DELETED = "deleted"
-    FAILED = "failed"
-
-
-class CreationMethod(StrEnum):
-    AUTOMATIC = "automatic"
-    MANUAL = "manual"
-    CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +215,7 @@ class Snapshot:
     last_used_ms: int | None = None
     synced_ms: int | None = None
     """When it became safe from loss of power."""
-    method: CreationMethod = field(metadata=Codec(str, CreationMethod).column)
+    method: SnapshotMethod = field(metadata=Codec(str, SnapshotMethod).column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
