@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -240,3 +241,8 @@ class Callers(RuleBasedStateMachine):
 
 TestCallers = Callers.TestCase
 TestCallers.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+
+
+def test_the_diagram_in_the_documentation_is_the_table() -> None:
+    page = Path(__file__).parent.parent.parent / "docs" / "design" / "engine.md"
+    assert f"```mermaid\n{draw()}```" in page.read_text()
