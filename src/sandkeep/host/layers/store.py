@@ -259,8 +259,9 @@ class LayerStore:
             for layer, value in layers.items():
                 layers[layer] = self._drop_retired(value, in_use=layer in in_use)
             needed = set(in_use)
-            for layer in layers:
-                if self._holders(layer):
+            # Newest first: what it stands on is needed with it and need not be looked at.
+            for layer in sorted(layers, reverse=True):
+                if layer not in needed and self._holders(layer):
                     needed |= _reach(layers, layer)
             doomed = sorted(layers.keys() - needed)
             for layer in doomed:

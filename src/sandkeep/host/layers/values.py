@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast
 
 from sandkeep.errors import InvalidRequest, LayerError
@@ -57,27 +58,39 @@ def check_name(name: str, field_name: str) -> str:
 
 def read_meta(directory: str, layer: str) -> Layer | None:
     """The layer at ``directory``, with depth 0; ``None`` when there is none."""
+    path = os.path.join(directory, META)
     try:
-        with open(os.path.join(directory, META), encoding="utf-8") as handle:
-            body = json.load(handle)
-        return Layer(
-            id=layer,
-            parent=body["parent"],
-            image=body["image"],
-            flavour=cast(Flavour, body["flavour"]),
-            host_key=body["host_key"],
-            created_ms=body["created_ms"],
-            synced_ms=body["synced_ms"],
-            size_bytes=body["size_bytes"],
-            depth=0,
-            slots=tuple(body["slots"]),
-            directory=body["directory"],
-            retired=tuple(Retired(*entry) for entry in body["retired"]),
-        )
+        info = os.stat(path)
+        return _load(path, layer, info.st_ino, info.st_mtime_ns, info.st_ctime_ns)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise LayerError(f"layer {layer} has an unreadable {META}: {error}", layer=layer) from error
+
+
+@lru_cache(maxsize=4096)
+def _load(path: str, layer: str, inode: int, modified_ns: int, changed_ns: int) -> Layer:
+    """Read once per file: chains are walked all the time, and the file is always replaced as a whole.
+
+    One replaced between the look and the reading is remembered under a look nobody will have again.
+    """
+    del inode, modified_ns, changed_ns
+    with open(path, encoding="utf-8") as handle:
+        body = json.load(handle)
+    return Layer(
+        id=layer,
+        parent=body["parent"],
+        image=body["image"],
+        flavour=cast(Flavour, body["flavour"]),
+        host_key=body["host_key"],
+        created_ms=body["created_ms"],
+        synced_ms=body["synced_ms"],
+        size_bytes=body["size_bytes"],
+        depth=0,
+        slots=tuple(body["slots"]),
+        directory=body["directory"],
+        retired=tuple(Retired(*entry) for entry in body["retired"]),
+    )
 
 
 def write_meta(directory: str, layer: Layer, *, durable: bool) -> None:
