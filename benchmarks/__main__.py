@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
 
-from benchmarks import growth, host, latency, load, report, snapshots, startup, transfer
+from benchmarks import growth, host, latency, load, net, report, snapshots, startup, transfer
 from benchmarks.lab import Lab
 from benchmarks.rows import Row, not_measured
 
@@ -41,7 +41,7 @@ GROWTH: dict[str, Benchmark] = {
     "growth-snapshots": growth.snapshots,
     "growth-lines": growth.lines,
 }
-DETAIL: dict[str, Benchmark] = {"host": host.host}
+DETAIL: dict[str, Benchmark] = {"host": host.host, "net": net.net}
 """Only by name: parts of what is measured as a whole above."""
 ALL = {**USUAL, **GROWTH, **DETAIL}
 PICTURES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "images")

@@ -66,8 +66,7 @@ async def echo(box: sandkeep.Sandbox) -> None:
 async def first_output(client: sandkeep.Client) -> sandkeep.Sandbox:
     """A new sandbox that has printed something."""
     box = await client.create_sandbox(persistent=False)
-    async with await box.create_process("echo", ["x"]) as process:
-        assert await process.stdout.readline() == b"x\n"
+    await echo(box)
     return box
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 import sandkeep
 from benchmarks import memory
+from benchmarks import references as ref
 from benchmarks.lab import Lab, gather
 from benchmarks.latency import echo
 from benchmarks.rows import MEGABYTES, RATE, Budget, Row, row
@@ -22,6 +24,7 @@ async def rates(lab: Lab) -> list[Row]:
     made: list[sandkeep.Sandbox] = []
     creates: list[float] = []
     runs: list[float] = []
+    bare: list[float] = []
     async with AsyncExitStack() as held:
         clients = [await held.enter_async_context(server.client()) for _ in range(CLIENTS)]
         boxes = await asyncio.gather(*(_create(client) for client in clients))
@@ -39,6 +42,7 @@ async def rates(lab: Lab) -> list[Row]:
             made.clear()
             await asyncio.sleep(0.5)
             runs.append(await _rate(run, lab.rounds(1600, 480)))
+            bare.append(await asyncio.to_thread(_bare_rate, lab.rounds(800, 320)))
         await gather([box.destroy() for box in boxes])
     return [
         row(
@@ -52,6 +56,7 @@ async def rates(lab: Lab) -> list[Row]:
             f"runs, {CLIENTS} clients",
             runs,
             unit=RATE,
+            reference=(f"{ref.SUBPROCESS}, {CLIENTS} threads", bare),
             budget=Budget.no_less(400, ratio=False),
             note="no error",
         ),
@@ -72,6 +77,15 @@ async def _rate(do: Callable[[int], Awaitable[None]], times: int) -> float:
     began = time.perf_counter()
     await asyncio.gather(*(client(number) for number in range(CLIENTS)))
     return times // CLIENTS * CLIENTS / (time.perf_counter() - began)
+
+
+def _bare_rate(times: int) -> float:
+    """What the machine has to give at the moment."""
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        began = time.perf_counter()
+        for output in threads.map(ref.capture, [["echo", "x"]] * times):
+            assert output == b"x\n"
+        return times / (time.perf_counter() - began)
 
 
 async def idle(lab: Lab) -> list[Row]:
