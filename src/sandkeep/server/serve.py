@@ -15,8 +15,8 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import sandkeep
@@ -134,11 +134,14 @@ class _Running:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            engine = await Engine.open(self._data_dir, settings=self._settings, log=self._log)
-            try:
-                await self._serve(engine)
-            finally:
-                await engine.close()
+            with ExitStack() as held:
+                tcp = self._bind_tcp(held)
+                settings = _with_own_port(self._settings or Settings(), tcp)
+                engine = await Engine.open(self._data_dir, settings=settings, log=self._log)
+                try:
+                    await self._serve(engine, tcp)
+                finally:
+                    await engine.close()
         finally:
             for name in (WHERE, SOCKET):
                 with suppress(FileNotFoundError):
@@ -147,11 +150,16 @@ class _Running:
         self._log("stopped", why=self._why)
         return 0
 
-    async def _serve(self, engine: Engine) -> None:
+    def _bind_tcp(self, held: ExitStack) -> socket.socket | None:
+        """Before the engine opens: sessions that run already must not reach our port for a moment."""
         options = self._options
-        unix, tcp = bind_unix(self._data_dir), None
-        if options.host is not None or options.port is not None:
-            tcp = bind_tcp(options.host or "127.0.0.1", options.port or 0)
+        if options.host is None and options.port is None:
+            return None
+        return held.enter_context(bind_tcp(options.host or "127.0.0.1", options.port or 0))
+
+    async def _serve(self, engine: Engine, tcp: socket.socket | None) -> None:
+        options = self._options
+        unix = bind_unix(self._data_dir)
         url = None if tcp is None else _url(tcp)
         app = self._app(engine)
         serving = [self._listen(app, sock) for sock in (unix, tcp) if sock is not None]
@@ -244,6 +252,14 @@ class _Running:
                 since = loop.time()
             elif loop.time() - since >= seconds:
                 self._end("idle")
+
+
+def _with_own_port(settings: Settings, tcp: socket.socket | None) -> Settings:
+    """Out of every session's reach: the port we listen on ourselves."""
+    if tcp is None:
+        return settings
+    own_ports = (*settings.network.own_ports, tcp.getsockname()[1])
+    return replace(settings, network=replace(settings.network, own_ports=own_ports))
 
 
 def _url(sock: socket.socket) -> str:

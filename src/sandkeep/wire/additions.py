@@ -213,11 +213,14 @@ class ListEventsQuery(Body, kw_only=True, frozen=True):
     """Of one sandbox."""
     session: str = ""
     kind: str = ""
+    kind_prefix: str = ""
+    """Of every kind that begins so, such as ``network.``."""
     limit: Limit = PAGE
     cursor: Cursor = ""
     sort_order: SortOrder = SortOrder.DESC
     follow: bool = False
-    """Go on, oldest first, as events happen; as NDJSON."""
+    """Go on, oldest first, as events happen; as NDJSON. Without a cursor: from now on, or with the order
+    ``asc`` from the oldest on."""
 
 
 class EventObject(Object, kw_only=True, frozen=True):

@@ -10,11 +10,24 @@ from sandkeep.server.routes import (
     meta,
     processes,
     sandboxes,
+    secrets,
     sessions,
     snapshots,
 )
 
 
 def all_endpoints() -> list[Endpoint]:
-    modules = (sandboxes, sessions, commands, files, snapshots, drives, images, processes, events, meta)
+    modules = (
+        sandboxes,
+        sessions,
+        commands,
+        files,
+        snapshots,
+        drives,
+        images,
+        secrets,
+        processes,
+        events,
+        meta,
+    )
     return [endpoint for module in modules for endpoint in module.table.endpoints]

@@ -16,6 +16,7 @@ from sandkeep.store import Page, PageRequest
 from sandkeep.store.events import RECORDED
 from sandkeep.store.pages import write_cursor
 from sandkeep.store.rows import Event
+from sandkeep.types import SortOrder
 from sandkeep.wire.additions import EventPage, ListEventsQuery
 from sandkeep.wire.openapi import NDJSON
 from sandkeep.wire.streams import HEARTBEAT, record
@@ -32,7 +33,7 @@ LOOK_SECONDS: Final = 0.25
 @table.route(
     "GET",
     "/v1/events",
-    summary="List events; with follow, from the cursor (or from now) on as they happen",
+    summary="List events; with follow as they happen: from the cursor, the oldest (ascending) or now on",
     query=ListEventsQuery,
     response=EventPage,
     response_types=(NDJSON,),
@@ -51,20 +52,24 @@ async def list_events(call: Call) -> Reply | Stream:
             sandbox=sandbox,
             session=query.session or None,
             kind=query.kind or None,
+            kind_prefix=query.kind_prefix or None,
         )
 
     if query.follow:
         page(PageRequest(limit=1, order="asc", cursor=query.cursor or None))  # refuses a bad cursor
-        return Stream(NDJSON, _follow(page, query.cursor))
+        from_now = query.sort_order is SortOrder.DESC
+        return Stream(NDJSON, _follow(page, query.cursor, from_now=from_now))
     found = page(page_request(query.limit, query.cursor, query.sort_order))
     shown = EventPage(events=[show.event(row) for row in found.items], pagination=show.pagination(found))
     return json_reply(shown)
 
 
-async def _follow(page: Callable[[PageRequest], Page[Event]], cursor: str) -> AsyncGenerator[bytes, None]:
+async def _follow(
+    page: Callable[[PageRequest], Page[Event]], cursor: str, *, from_now: bool
+) -> AsyncGenerator[bytes, None]:
     """Records of an event and the cursor that goes on after it."""
     forward = PageRequest(limit=100, order="asc", cursor=cursor or None)
-    if not cursor:
+    if not cursor and from_now:
         newest = page(PageRequest(limit=1)).items
         cursor = _after(newest[0]) if newest else ""
     quiet = 0.0

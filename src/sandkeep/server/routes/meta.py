@@ -60,6 +60,17 @@ async def openapi(call: Call) -> Reply:
 
 
 @table.route(
+    "GET",
+    "/.well-known/jwks",
+    summary="The keys that tokens of forwarded requests are verified with",
+    response=dict[str, Any],
+    public=True,
+)
+async def jwks(call: Call) -> Reply:
+    return json_reply(await call.engine.network.jwks())
+
+
+@table.route(
     "POST",
     "/v1/server/retire",
     summary="End an embedded server that has nothing to look after, so that another version can start",

@@ -1,0 +1,27 @@
+"""Secrets, as our own routes below ``/v1/secrets`` speak of them. Values come in and never go out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from sandkeep.wire.base import Body, Object
+
+
+class SecretBody(Body, kw_only=True, frozen=True):
+    value: Annotated[str, Meta(min_length=1, max_length=65_536)]
+
+
+class SecretObject(Object, kw_only=True, frozen=True):
+    name: str
+    created_at: int
+    updated_at: int
+
+
+class SecretShown(Object, kw_only=True, frozen=True):
+    secret: SecretObject
+
+
+class SecretList(Object, kw_only=True, frozen=True):
+    secrets: list[SecretObject]

@@ -1,0 +1,49 @@
+"""A server on TCP keeps its own port out of its sandboxes' reach, whatever its operator opens."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from tests.server.conftest import create, scoped
+from tests.server.harness import running_server
+
+SETTINGS = {"network": {"names": {"host.test": ["127.0.0.1"]}, "allowed": ["127.0.0.0/8"]}}
+LOOK = """
+import socket, sys
+for port in sys.argv[1:]:
+    try:
+        with socket.create_connection(("host.test", int(port)), 10) as sock:
+            sock.sendall(b"GET / HTTP/1.0\\r\\nHost: host.test\\r\\n\\r\\n")
+            print("answered" if sock.recv(1) else "cut")
+    except ConnectionError:
+        print("cut")
+"""
+
+
+class Quiet(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The test says what it saw."""
+
+
+def test_the_servers_own_port_is_out_of_reach_and_other_opened_ports_are_not(able: None) -> None:
+    with running_server(settings=SETTINGS) as server, server.client() as api:
+        own = server.url.rpartition(":")[2]
+        with HTTPServer(("127.0.0.1", 0), Quiet) as other:
+            threading.Thread(target=other.serve_forever, daemon=True).start()
+            box = create(api, networkPolicy={"mode": "custom", "allow": ["host.test"]})
+            records = box.run("python3", "-c", LOOK, str(other.server_port), own).text.splitlines()
+            other.shutdown()
+        found = [json.loads(line) for line in records if line]
+        assert "".join(record["data"] for record in found if "stream" in record) == "answered\ncut\n"
+        params = scoped(name=box.name, kindPrefix="network.", sortOrder="asc", limit="50")
+        events = api.get("/v1/events", params=params).json()["events"]
+        assert {event["kind"] for event in events} >= {"network.dns", "network.connection"}
+        assert all(event["kind"].startswith("network.") for event in events)
+        denied = [event["data"]["port"] for event in events if event["data"].get("verdict") == "deny"]
+        assert denied == [int(own)]
