@@ -46,6 +46,7 @@ RULES = [
     (r"\bAwaitable, ", ""),
     (r"AsyncGenerator\[(.+), None\]", r"Generator[\1, None, None]"),
     (r"\bAsyncGenerator, AsyncIterator\b", "Generator, Iterator"),
+    (r"\bAsyncGenerator\b", "Generator"),
     (r"\bAsyncIterator, Callable, Iterator\b", "Callable, Iterator"),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bAsyncExitStack\b", "ExitStack"),

@@ -50,11 +50,13 @@ if TYPE_CHECKING:
     from sandkeep.sdk._async.process import Process
     from sandkeep.sdk._async.running import SandboxUser
     from sandkeep.sdk._async.sandbox import Sandbox
+    from sandkeep.sdk._async.secrets import Secrets
     from sandkeep.sdk._async.streams import ByteReader, StdinWriter, TextReader
     from sandkeep.sdk._async.terminal import Terminal
     from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
     from sandkeep.sdk.concurrent import Opening
     from sandkeep.sdk.images import Image, Pulled
+    from sandkeep.sdk.network import NetworkEvent, Secret
     from sandkeep.sdk.queries import (
         DriveQuery,
         DriveQueryByCreated,
@@ -127,11 +129,13 @@ _WHERE = {
     "sdk._async.process": "Process",
     "sdk._async.running": "SandboxUser",
     "sdk._async.sandbox": "Sandbox",
+    "sdk._async.secrets": "Secrets",
     "sdk._async.streams": "ByteReader StdinWriter TextReader",
     "sdk._async.terminal": "Terminal",
     "sdk.bodies": "Configuration Duration NewConfiguration",
     "sdk.concurrent": "Opening",
     "sdk.images": "Image Pulled",
+    "sdk.network": "NetworkEvent Secret",
     "sdk.queries": "DriveQuery DriveQueryByCreated DriveQueryByName DriveQueryByUpdated SandboxQuery "
     "SandboxQueryByCreated SandboxQueryByName SandboxQueryByStatusUpdated SessionQuery SnapshotQuery",
     "sdk.values": "CompletedProcess Drive FileChange FileStat OutputChunk OutputGap ProcessInfo Route "
@@ -169,6 +173,7 @@ __all__ = [
     "Matcher",
     "Mount",
     "MountMode",
+    "NetworkEvent",
     "NetworkPolicy",
     "NewConfiguration",
     "Opening",
@@ -195,6 +200,8 @@ __all__ = [
     "SandboxQueryByStatusUpdated",
     "SandboxUser",
     "SandkeepError",
+    "Secret",
+    "Secrets",
     "Session",
     "SessionQuery",
     "SessionStatus",

@@ -51,10 +51,12 @@ if TYPE_CHECKING:
     from sandkeep.sync.process import Process
     from sandkeep.sync.running import SandboxUser
     from sandkeep.sync.sandbox import Sandbox
+    from sandkeep.sync.secrets import Secrets
     from sandkeep.sync.streams import ByteReader, StdinWriter, TextReader
     from sandkeep.sync.terminal import Terminal
     from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
     from sandkeep.sdk.images import Image, Pulled
+    from sandkeep.sdk.network import NetworkEvent, Secret
     from sandkeep.sdk.queries import (
         DriveQuery,
         DriveQueryByCreated,
@@ -127,10 +129,12 @@ _WHERE = {
     "sync.process": "Process",
     "sync.running": "SandboxUser",
     "sync.sandbox": "Sandbox",
+    "sync.secrets": "Secrets",
     "sync.streams": "ByteReader StdinWriter TextReader",
     "sync.terminal": "Terminal",
     "sdk.bodies": "Configuration Duration NewConfiguration",
     "sdk.images": "Image Pulled",
+    "sdk.network": "NetworkEvent Secret",
     "sdk.queries": "DriveQuery DriveQueryByCreated DriveQueryByName DriveQueryByUpdated SandboxQuery "
     "SandboxQueryByCreated SandboxQueryByName SandboxQueryByStatusUpdated SessionQuery SnapshotQuery",
     "sdk.values": "CompletedProcess Drive FileChange FileStat OutputChunk OutputGap ProcessInfo Route "
@@ -168,6 +172,7 @@ __all__ = [
     "Matcher",
     "Mount",
     "MountMode",
+    "NetworkEvent",
     "NetworkPolicy",
     "NewConfiguration",
     "OutputChunk",
@@ -193,6 +198,8 @@ __all__ = [
     "SandboxQueryByStatusUpdated",
     "SandboxUser",
     "SandkeepError",
+    "Secret",
+    "Secrets",
     "Session",
     "SessionQuery",
     "SessionStatus",

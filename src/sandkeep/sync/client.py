@@ -12,6 +12,7 @@ from sandkeep.sync.images import Images
 from sandkeep.sync.listing import fetch_drives, fetch_sessions, fetch_snapshots, with_cursor
 from sandkeep.sync.paging import Listing, Page
 from sandkeep.sync.sandbox import BOOT_SECONDS, Hook, Sandbox, start_fork
+from sandkeep.sync.secrets import Secrets
 from sandkeep.sync.transport import Transport, read, segment
 from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
 from sandkeep.sdk.queries import (
@@ -63,6 +64,8 @@ class Client:
         self._transport = Transport(resolve(url, token, project), timeout=duration(timeout).total_seconds())
         self.images = Images(self._transport)
         """What sandboxes start from."""
+        self.secrets = Secrets(self._transport)
+        """Values that rules of network policies inject."""
 
     def __repr__(self) -> str:
         target = self._transport.target

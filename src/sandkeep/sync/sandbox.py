@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Callable, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Unpack
@@ -17,6 +18,7 @@ from sandkeep.errors import (
     SessionStopping,
 )
 from sandkeep.sdk import bodies
+from sandkeep.sync.events import followed, recorded
 from sandkeep.sync.listing import fetch_sessions, fetch_snapshots, snapshot_tree
 from sandkeep.sync.paging import Listing
 from sandkeep.sync.process import Process
@@ -26,6 +28,7 @@ from sandkeep.sync.terminal import Terminal
 from sandkeep.sync.transport import Transport, read, segment
 from sandkeep.sdk.bodies import UNCHANGED, Configuration, Duration, Unchanged
 from sandkeep.sdk.blocking import shielded
+from sandkeep.sdk.network import NetworkEvent
 from sandkeep.sdk.queries import SessionQuery, SnapshotQuery
 from sandkeep.sdk.values import (
     Route,
@@ -420,6 +423,20 @@ class Sandbox(Runner):
             except (SessionStopped, SessionStopping):
                 pass  # the next one starts with it
         return self
+
+    def network_events(self, *, follow: bool = False) -> Generator[NetworkEvent, None, None]:
+        """What happened on its network, in all its sessions, oldest first. Never starts a session.
+
+        Args:
+            follow: go on as things happen, until you stop iterating; otherwise stop at what is there.
+
+        Yields:
+            Decisions about names, connections and requests, and connections that were closed, with bytes.
+        """
+        read_events = followed if follow else recorded
+        with closing(read_events(self._transport, self.name)) as events:
+            for event in events:
+                yield event
 
     def sessions(self, query: SessionQuery | None = None) -> Listing[Session]:
         """Its sessions, newest first."""

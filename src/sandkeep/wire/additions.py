@@ -237,6 +237,13 @@ class EventPage(Object, kw_only=True, frozen=True):
     pagination: Pagination
 
 
+class EventRecord(Object, kw_only=True, frozen=True):
+    """A line of the answer to following: an event, and the cursor that goes on after it."""
+
+    event: EventObject
+    cursor: str
+
+
 class UsageObject(Object, kw_only=True, frozen=True):
     active_cpu_duration_ms: int
     duration_ms: int

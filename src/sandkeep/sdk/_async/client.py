@@ -11,6 +11,7 @@ from sandkeep.sdk._async.images import Images
 from sandkeep.sdk._async.listing import fetch_drives, fetch_sessions, fetch_snapshots, with_cursor
 from sandkeep.sdk._async.paging import Listing, Page
 from sandkeep.sdk._async.sandbox import BOOT_SECONDS, Hook, Sandbox, start_fork
+from sandkeep.sdk._async.secrets import Secrets
 from sandkeep.sdk._async.transport import Transport, read, segment
 from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
 from sandkeep.sdk.concurrent import Opening
@@ -63,6 +64,8 @@ class Client:
         self._transport = Transport(resolve(url, token, project), timeout=duration(timeout).total_seconds())
         self.images = Images(self._transport)
         """What sandboxes start from."""
+        self.secrets = Secrets(self._transport)
+        """Values that rules of network policies inject."""
 
     def __repr__(self) -> str:
         target = self._transport.target

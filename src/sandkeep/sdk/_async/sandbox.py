@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Unpack
@@ -16,6 +17,7 @@ from sandkeep.errors import (
     SessionStopping,
 )
 from sandkeep.sdk import bodies
+from sandkeep.sdk._async.events import followed, recorded
 from sandkeep.sdk._async.listing import fetch_sessions, fetch_snapshots, snapshot_tree
 from sandkeep.sdk._async.paging import Listing
 from sandkeep.sdk._async.process import Process
@@ -25,6 +27,7 @@ from sandkeep.sdk._async.terminal import Terminal
 from sandkeep.sdk._async.transport import Transport, read, segment
 from sandkeep.sdk.bodies import UNCHANGED, Configuration, Duration, Unchanged
 from sandkeep.sdk.concurrent import Opening, shielded
+from sandkeep.sdk.network import NetworkEvent
 from sandkeep.sdk.queries import SessionQuery, SnapshotQuery
 from sandkeep.sdk.values import (
     Route,
@@ -419,6 +422,20 @@ class Sandbox(Runner):
             except (SessionStopped, SessionStopping):
                 pass  # the next one starts with it
         return self
+
+    async def network_events(self, *, follow: bool = False) -> AsyncGenerator[NetworkEvent, None]:
+        """What happened on its network, in all its sessions, oldest first. Never starts a session.
+
+        Args:
+            follow: go on as things happen, until you stop iterating; otherwise stop at what is there.
+
+        Yields:
+            Decisions about names, connections and requests, and connections that were closed, with bytes.
+        """
+        read_events = followed if follow else recorded
+        async with aclosing(read_events(self._transport, self.name)) as events:
+            async for event in events:
+                yield event
 
     def sessions(self, query: SessionQuery | None = None) -> Listing[Session]:
         """Its sessions, newest first."""

@@ -17,7 +17,7 @@ from sandkeep.store.events import RECORDED
 from sandkeep.store.pages import write_cursor
 from sandkeep.store.rows import Event
 from sandkeep.types import SortOrder
-from sandkeep.wire.additions import EventPage, ListEventsQuery
+from sandkeep.wire.additions import EventPage, EventRecord, ListEventsQuery
 from sandkeep.wire.openapi import NDJSON
 from sandkeep.wire.streams import HEARTBEAT, record
 
@@ -78,7 +78,7 @@ async def _follow(
         if found:
             cursor = _after(found[-1])
             quiet = 0.0
-            yield b"".join(record({"event": show.event(row), "cursor": _after(row)}) for row in found)
+            yield b"".join(record(EventRecord(event=show.event(row), cursor=_after(row))) for row in found)
             continue
         await asyncio.sleep(LOOK_SECONDS)
         quiet += LOOK_SECONDS

@@ -1,0 +1,65 @@
+"""Secrets are set and never read; what a sandbox's network did is told, as it is and as it happens."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import pytest
+
+import sandkeep
+from sandkeep.errors import InvalidRequest, NotFound
+
+pytestmark = pytest.mark.anyio
+
+DENIED = sandkeep.NetworkPolicy(mode=sandkeep.PolicyMode.DENY_ALL)
+LOOK_UP = "import socket, sys\ntry: socket.getaddrinfo(sys.argv[1], 80)\nexcept OSError: pass"
+CONNECT = "import socket\ntry: socket.create_connection(('192.0.2.1', 81), 5)\nexcept OSError: pass"
+
+
+async def test_secrets_are_set_listed_and_deleted(name: str) -> None:
+    pytest.importorskip("cryptography", reason="secrets need sandkeep[net]")
+    async with sandkeep.Client() as client:
+        made = await client.secrets.set(name, "value")
+        changed = await client.secrets.set(name, "another")
+        assert changed.created_at == made.created_at <= changed.updated_at
+        assert changed in await client.secrets.list()
+        assert "another" not in repr(changed)
+        await client.secrets.delete(name)
+        assert changed not in await client.secrets.list()
+        with pytest.raises(NotFound):
+            await client.secrets.delete(name)
+        with pytest.raises(InvalidRequest):
+            await client.secrets.set(name, "two\nlines")
+
+
+async def test_what_the_network_did_is_told_oldest_first_and_then_as_it_happens(name: str) -> None:
+    async with sandkeep.create_sandbox(name, network_policy=DENIED) as box:
+        assert [event async for event in box.network_events()] == []
+        await box.run_process("python3", ["-c", LOOK_UP, "first.test"])
+        await box.run_process("python3", ["-c", CONNECT])
+        seen = []
+        async with aclosing(box.network_events(follow=True)) as events:
+            async for event in events:
+                seen.append(event)
+                if event.kind == "connection":
+                    await box.run_process("python3", ["-c", LOOK_UP, "second.test"])
+                if event.name == "second.test":
+                    break
+        dns = next(event for event in seen if event.name == "first.test")
+        assert (dns.kind, dns.verdict, dns.session_id) == ("dns", "deny", box.current_session.id)
+        assert dns.query_type in ("A", "AAAA") and dns.reason
+        connection = next(event for event in seen if event.kind == "connection")
+        assert (connection.address, connection.port) == ("192.0.2.1", 81)
+        assert connection.verdict == "deny" and connection.method is None
+        await box.stop()
+        recorded = [event async for event in box.network_events()]
+        assert recorded[: len(seen)] == seen
+        assert box.status.is_final
+
+
+async def test_a_sandbox_that_is_gone_has_no_events(name: str) -> None:
+    box = await sandkeep.create_sandbox(name)
+    await box.destroy()
+    with pytest.raises(NotFound):
+        async for _ in box.network_events(follow=True):
+            pass
