@@ -28,11 +28,12 @@ class Command(NamedTuple):
     section: str
 
 
-SANDBOXES, PROCESSES, SNAPSHOTS, STORAGE, SERVER, REST = (
+SANDBOXES, PROCESSES, SNAPSHOTS, STORAGE, NETWORK, SERVER, REST = (
     "Sandboxes",
     "Processes and files",
     "Snapshots and history",
     "Images and drives",
+    "Network",
     "Server",
     "This program",
 )
@@ -59,6 +60,8 @@ COMMANDS: Final = {
     "sessions": Command("sessions", "sessions", "list the sessions of a sandbox", SNAPSHOTS),
     "drives": Command("drives", "drives", "manage drives, which sandboxes can share", STORAGE),
     "images": Command("images", "images", "manage the images sandboxes start from", STORAGE),
+    "net": Command("network", "net", "show what the network of a sandbox did", NETWORK),
+    "secret": Command("secrets", "secret", "manage values that network rules inject", NETWORK),
     "serve": Command("serve", "serve", "serve the API in the foreground", SERVER),
     "token": Command("token", "token", "make, list and revoke tokens for clients", SERVER),
     "status": Command("status", "status", "show which server is used and whether it runs", SERVER),

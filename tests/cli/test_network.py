@@ -1,0 +1,111 @@
+"""Secrets go in and are never printed; what a sandbox's network did is shown, for people and programs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from tests.cli.program import Program
+from tests.server.harness import running_server
+
+SETTINGS = {"network": {"names": {"host.test": ["127.0.0.1"]}, "allowed": ["127.0.0.0/8"]}}
+VALUE = "do-not-print-me"
+GET = """
+import http.client, socket, sys
+connection = http.client.HTTPConnection("host.test", int(sys.argv[1]), timeout=10)
+connection.request("GET", "/?query")
+assert connection.getresponse().read() == b"hello"
+connection.close()
+try:
+    socket.getaddrinfo("elsewhere.test", 80)
+except OSError:
+    pass
+"""
+
+
+class Hello(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "5")
+        self.end_headers()
+        self.wfile.write(b"hello")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The test says what it saw."""
+
+
+@pytest.fixture(scope="module")
+def cli(able: None) -> Iterator[Program]:
+    """A server whose operator lets sandboxes reach one name, which is this machine."""
+    with running_server(settings=SETTINGS) as server:
+        yield Program({"SANDKEEP_URL": server.url, "SANDKEEP_TOKEN": server.token})
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with HTTPServer(("127.0.0.1", 0), Hello) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_secrets_are_set_listed_and_removed_and_never_printed(cli: Program) -> None:
+    pytest.importorskip("cryptography", reason="secrets need sandkeep[net]")
+    assert "secret set NAME" in cli("secret", "ls").err
+    runs = [
+        cli("secret", "set", "piped", input=f"{VALUE}\n".encode()),
+        cli("secret", "set", "given", "--value", VALUE, "--json"),
+        cli("secret", "ls"),
+        cli("secret", "list", "--json"),
+        cli("secret", "rm", "piped", "given"),
+    ]
+    assert runs[0].text == "piped\n" and runs[1].json["name"] == "given"
+    assert "piped" in runs[2].text and [each["name"] for each in runs[3].json] == ["given", "piped"]
+    assert set(runs[3].json[0]) == {"name", "createdAt", "updatedAt"}
+    assert runs[4].text == "piped\ngiven\n"
+    assert not any(VALUE in run.text + run.err for run in runs)
+    assert "no secret" in cli("secret", "rm", "piped", status=1).err
+    refused = cli("secret", "set", "two", input=f"{VALUE}\n{VALUE}".encode(), status=2)
+    assert "one line" in refused.err and VALUE not in refused.err
+    assert "no text" in cli("secret", "set", "binary", input=b"\xff", status=2).err
+
+
+def test_what_the_network_did_is_shown_with_verdict_place_bytes_and_rule(
+    cli: Program, name: str, port: int
+) -> None:
+    cli("create", "--name", name, "--allowed-domain", "host.test")
+    assert "nothing happened" in cli("net", name).err
+    following = cli.start("net", "-f", "--json", name)
+    assert following.stdout is not None and following.stderr is not None
+    try:
+        cli("exec", name, "--", "python3", "-c", GET, str(port))
+        events = []
+        for line in following.stdout:
+            events.append(json.loads(line))
+            kinds = {event["kind"] for event in events}
+            if "closed" in kinds and any(event["name"] == "elsewhere.test" for event in events):
+                break
+        following.send_signal(signal.SIGINT)
+        assert following.wait(10) == 130
+    finally:
+        following.kill()
+        following.wait()
+        following.stdout.close()
+        following.stderr.close()
+    allowed = next(event for event in events if event["kind"] == "connection")
+    assert (allowed["verdict"], allowed["name"], allowed["port"]) == ("allow", "host.test", port)
+    closed = next(event for event in events if event["kind"] == "closed")
+    assert closed["receivedBytes"] > 5 and closed["sentBytes"] > 5
+    assert cli("net", "--json", name).lines[: len(events)] == events
+    lines = cli("net", name).text.splitlines()
+    shown = next(line for line in lines if " connection " in line)
+    assert f"allow  host.test:{port}" in shown and shown.endswith(f"rule {allowed['rule']}")
+    assert any(" closed " in line and " in, " in line for line in lines)
+    assert any(" deny " in line and "elsewhere.test" in line for line in lines)
+    cli("rm", "--delete-orphan-snapshots", name)
+    assert "no sandbox" in cli.fails("net", name)
