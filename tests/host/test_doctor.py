@@ -44,6 +44,7 @@ def test_root_report_covers_every_capability_and_leaves_nothing(tmp_path: Path) 
         "mount namespace",
         "pid namespace with /proc",
         "network namespace",
+        "network steering",
         "sysfs",
         "seccomp filters",
         "idmapped layers",

@@ -16,11 +16,13 @@ from contextlib import contextmanager
 
 from sandkeep.host.doctor.finding import Finding
 from sandkeep.host.doctor.trial import Steps, attempt
+from sandkeep.linux import netlink
 from sandkeep.linux import syscalls as sc
 
 _IDS = 65536
 _TRIAL_BASE = 1 << 30
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_NOBODY, _CONNECT_SECONDS = ("192.0.2.1", 80), 2.0
 _ALLOW_EVERYTHING = struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
 
 
@@ -45,6 +47,7 @@ def findings(data_dir: str) -> Iterator[Finding]:
             "inside a container, /proc must not be masked (--security-opt systempaths=unconfined)",
         )
         yield _network(namespaces.failure("network namespace", "loopback"))
+        yield _steering(namespaces.failure("network namespace", "loopback", "steering", "steered connection"))
         yield _optional_sysfs(namespaces.failure("sysfs"))
         yield _seccomp()
         if root:
@@ -124,10 +127,14 @@ def _try_namespaces(steps: Steps, scratch: str, *, overlay: bool) -> None:
         sc.mount("tmpfs", scratch, "tmpfs", sc.MS_NOSUID | sc.MS_NODEV)
     for name in ("proc", "sys"):
         os.mkdir(f"{scratch}/{name}")
+    inside = False
     with steps.step("network namespace", essential=False):
         sc.unshare(sc.CLONE_NEWNET)
+        inside = True
     with steps.step("loopback", essential=False):
         _loopback_up()
+    if inside:
+        _try_steering(steps)
     with steps.step("sysfs", essential=False):
         sc.mount("sysfs", f"{scratch}/sys", "sysfs", sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC)
     with steps.step("pid namespace"):
@@ -169,6 +176,16 @@ def _loopback_up() -> None:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))
 
 
+def _try_steering(steps: Steps) -> None:
+    listeners: list[int] = []
+    with steps.step("steering", essential=False):
+        listeners = netlink.steer()
+    if listeners:
+        # Nobody is there, so only a listener of ours can have answered.
+        with steps.step("steered connection", essential=False):
+            socket.create_connection(_NOBODY, _CONNECT_SECONDS).close()
+
+
 def _user_namespaces(failure: str) -> Finding:
     if not failure:
         return Finding("user namespaces", "works", "tried", required=True)
@@ -208,6 +225,15 @@ def _same_root() -> bool:
 def _network(failure: str) -> Finding:
     return _required(
         "network namespace", failure, "the kernel needs CONFIG_NET_NS, and a policy that allows it"
+    )
+
+
+def _steering(failure: str) -> Finding:
+    return _required(
+        "network steering",
+        failure,
+        "the kernel needs nftables with NAT and redirection (modprobe nft_redir, or CONFIG_NF_TABLES, "
+        "CONFIG_NFT_NAT and CONFIG_NFT_REDIR), and a policy that allows it",
     )
 
 
