@@ -50,6 +50,7 @@ _LISTED_BY: Final = {
     "session": "sandkeep sessions ls NAME --all",
     "process": "sandkeep ps NAME --all",
     "image": "sandkeep images ls",
+    "secret": "sandkeep secret ls",
     "token": "sandkeep token ls --team TEAM",
 }
 
