@@ -299,9 +299,8 @@ def _ended(name: str) -> bool:
 def _sweep_groups(above: Path) -> None:
     for stale in above.glob("sandkeep-test-*"):
         if _ended(stale.name):
-            for group in sorted((path for path in stale.rglob("*") if path.is_dir()), reverse=True):
-                _rmdir(group)
-            _rmdir(stale)
+            for directory, _, _ in os.walk(stale, topdown=False):  # another worker may be sweeping too
+                _rmdir(Path(directory))
 
 
 def _rmdir(group: Path) -> None:
@@ -313,12 +312,16 @@ def _rmdir(group: Path) -> None:
 
 def _sweep_files_and_users() -> None:
     for stale in Path(tempfile.gettempdir()).glob("sandkeep-test-*"):
-        if _ended(stale.name) and stale.stat().st_uid == os.geteuid():
+        try:
+            mine = stale.stat().st_uid == os.geteuid()
+        except FileNotFoundError:
+            continue  # another worker was first
+        if _ended(stale.name) and mine:
             shutil.rmtree(stale, ignore_errors=True)
     if IS_ROOT:
         for entry in pwd.getpwall():
             if _ended(entry.pw_name):
-                _account_tool("userdel", "--force", entry.pw_name)
+                subprocess.run(["userdel", "--force", entry.pw_name], capture_output=True, check=False)
 
 
 class _OwnGroups:

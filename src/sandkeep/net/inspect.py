@@ -80,9 +80,9 @@ class _Connection:
 
     async def respond(self, request: Request) -> Response:
         started = time.monotonic()
-        action = "pass"
+        action, label = "pass", None
         try:
-            rule = self._judge(request)
+            rule, label = self._judge(request)
             action = _ACTIONS[type(rule.action)] if rule is not None else "pass"
             request.body = self._egress.counted(request.body, into=False)
             response = await self._carry_out(rule, request)
@@ -93,13 +93,21 @@ class _Connection:
             self._record(request, "deny", str(error), error.status, started)
             return http.plain(error.status)
         except (OSError, TimeoutError, ssl.SSLError, NoSuchName, ResolveFailed) as error:
-            self._record(request, "allow", f"the server cannot be reached: {error}", 502, started)
+            self._record(request, "allow", f"the server cannot be reached: {error}", 502, started, label)
             return http.plain(502)
-        self._record(request, "allow", action, response.status, started)
+        self._record(request, "allow", action, response.status, started, label)
         response.body = self._egress.counted(response.body, into=True)
         return response
 
-    def _record(self, request: Request, verdict: str, reason: str, status: int, started: float) -> None:
+    def _record(
+        self,
+        request: Request,
+        verdict: str,
+        reason: str,
+        status: int,
+        started: float,
+        rule: str | None = None,
+    ) -> None:
         path = request.target.partition(b"?")[0].decode("latin-1")
         self._egress.audit.record(
             "network.request",
@@ -108,13 +116,15 @@ class _Connection:
             path=path[:_LONGEST_PATH],
             verdict=verdict,
             reason=reason,
+            rule=rule,
             status=status,
             milliseconds=round((time.monotonic() - started) * 1000),
         )
 
     # --- judging -----------------------------------------------------------------------------------------
 
-    def _judge(self, request: Request) -> Rule | None:
+    def _judge(self, request: Request) -> tuple[Rule | None, str | None]:
+        """The rule for a request, and what the record calls it: its place among those of the domain."""
         if sniff.host_name(request.authority) != self._flow.name:
             host = request.authority.decode("latin-1")
             raise Refused(f"the request asks for {host}, not for {self._flow.name}")
@@ -135,7 +145,8 @@ class _Connection:
         except HostCannot as error:
             raise Refused(str(error)) from None
         request.target = f"{path}{mark}{query}".encode("latin-1")
-        return rule
+        place = next((index for index, other in enumerate(rules) if other is rule), None)
+        return rule, None if place is None else f"{self._flow.name}[{place}]"
 
     async def _carry_out(self, rule: Rule | None, request: Request) -> Response:
         action = rule.action if rule is not None else None
