@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sandkeep.errors import PathExists, PathNotFound
 from sandkeep.sync.plain import Answer
 from sandkeep.sync.transport import Transport
-from sandkeep.sdk.blocking import shielded
+from sandkeep.sdk.blocking import shielded, sleep
 
 if TYPE_CHECKING:
     from sandkeep.sync.files import Files
@@ -186,7 +186,10 @@ class BinaryWriter:
     def _remove_draft(self) -> None:
         if self._draft is not None:
             with shielded(10.0):
-                self._files.remove(self._draft, missing_ok=True)
+                # A piece that was on its way when we were interrupted may arrive after the first removal.
+                for pause in (0.0, 0.05, 0.3):
+                    sleep(pause)
+                    self._files.remove(self._draft, missing_ok=True)
 
 
 class TextFileReader:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sandkeep.errors import PathExists, PathNotFound
 from sandkeep.sdk._async.plain import Answer
 from sandkeep.sdk._async.transport import Transport
-from sandkeep.sdk.concurrent import shielded
+from sandkeep.sdk.concurrent import shielded, sleep
 
 if TYPE_CHECKING:
     from sandkeep.sdk._async.files import Files
@@ -185,7 +185,10 @@ class BinaryWriter:
     async def _remove_draft(self) -> None:
         if self._draft is not None:
             with shielded(10.0):
-                await self._files.remove(self._draft, missing_ok=True)
+                # A piece that was on its way when we were interrupted may arrive after the first removal.
+                for pause in (0.0, 0.05, 0.3):
+                    await sleep(pause)
+                    await self._files.remove(self._draft, missing_ok=True)
 
 
 class TextFileReader:
