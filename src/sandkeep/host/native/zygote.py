@@ -117,6 +117,7 @@ def _serve(control: socket.socket, host: boot.Host, pool: Pool) -> NoReturn:
                 _spawn(request["spawn"], request["env"], fds[0])
         elif not pool.give(data, fds) and _fork(host) == 0:
             control.close()
+            pool.leave()
             _supervise(host, request["session"], socket.socket(fileno=fds[0]), None)
         for fd in fds:
             os.close(fd)
@@ -162,11 +163,15 @@ class Pool:
         if _fork(self._host) == 0:
             self._control.close()
             ours.close()
-            for other in self._ready:
-                other.close()
+            self.leave()
             _wait_for_work(self._host, theirs)
         theirs.close()
         self._making = ours
+
+    def leave(self) -> None:
+        """In a fork: let go of the others, who end when nobody but the zygote's end is left to close."""
+        for other in (*self._ready, *([self._making] if self._making else [])):
+            other.close()
 
     def give(self, request: bytes, fds: list[int]) -> bool:
         """Hand a request to a prepared supervisor, if there is one that lives."""
