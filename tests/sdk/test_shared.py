@@ -18,7 +18,7 @@ from sandkeep.sdk import bodies, local, output, retry, tarball, target
 from sandkeep.sdk.address import Address
 from sandkeep.sdk.values import OutputChunk, OutputGap, Transferred
 from sandkeep.server import embedded
-from sandkeep.server import output as server_output
+from sandkeep.wire import frames
 
 
 @pytest.fixture(autouse=True)
@@ -101,20 +101,15 @@ def test_nothing_is_repeated_for_ever() -> None:
 # --- output frames -------------------------------------------------------------------------------------
 
 
-def test_frames_are_those_the_server_sends() -> None:
-    assert output.FRAMES == server_output.FRAMES
-    assert output.FRAME.format == server_output.FRAME.format
-
-
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=50)), max_size=8), st.data())
 def test_frames_are_read_however_they_were_cut(chunks: list[tuple[int, bytes]], data: st.DataObject) -> None:
     wire, offset = bytearray(), 0
     for stream, content in chunks:
-        wire += output.FRAME.pack(len(content), stream, 1_000_000, offset) + content
+        wire += frames.HEADER.pack(len(content), stream, 1_000_000, offset) + content
         offset += len(content)
-        wire += server_output.FRAME_HEARTBEAT
-    wire += output.FRAME.pack(8, 3, 0, offset) + (99).to_bytes(8, "little")
-    wire += output.FRAME.pack(0, 4, 0, offset + 99)
+        wire += frames.HEARTBEAT
+    wire += frames.HEADER.pack(8, frames.GAP, 0, offset) + (99).to_bytes(8, "little")
+    wire += frames.HEADER.pack(0, frames.END, 0, offset + 99)
     reader, items = output.FrameReader(), []
     while wire:
         size = data.draw(st.integers(1, len(wire)))

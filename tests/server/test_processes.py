@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from sandkeep.server.output import FRAME, FRAMES
+from sandkeep.wire import frames
 from tests.server.conftest import Box
 from tests.server.test_sandboxes import refused
 
@@ -33,14 +33,14 @@ def test_exact_bytes_come_with_offset_time_and_stream_from_any_offset(box: Box) 
 def test_the_same_as_binary_frames(box: Box) -> None:
     command = box.start("sh", "-c", "echo out; sleep 0.05; echo err >&2")
     path = f"{box.own}/processes/{command['id']}/output"
-    answer = box.api.get(path, headers={"accept": FRAMES})
-    assert answer.headers["content-type"] == FRAMES
-    frames, at = [], 0
+    answer = box.api.get(path, headers={"accept": frames.CONTENT_TYPE})
+    assert answer.headers["content-type"] == frames.CONTENT_TYPE
+    found, at = [], 0
     while at < len(answer.content):
-        length, kind, _, offset = FRAME.unpack_from(answer.content, at)
-        at += FRAME.size + length
-        frames.append((kind, offset, answer.content[at - length : at]))
-    assert frames == [(1, 0, b"out\n"), (2, 4, b"err\n"), (4, 8, b"")]
+        length, kind, _, offset = frames.HEADER.unpack_from(answer.content, at)
+        at += frames.HEADER.size + length
+        found.append((kind, offset, answer.content[at - length : at]))
+    assert found == [(1, 0, b"out\n"), (2, 4, b"err\n"), (4, 8, b"")]
 
 
 def test_without_follow_the_answer_ends_where_the_log_does(box: Box) -> None:

@@ -15,6 +15,7 @@ from sandkeep.server import output
 from sandkeep.server.routes import commands
 from sandkeep.store.rows import Process, ProcessStatus
 from sandkeep.supervisor.outputlog import STDERR, STDOUT, Chunk, End, Gap, Item
+from sandkeep.wire import frames
 from tests.server.conftest import Box
 
 
@@ -120,8 +121,8 @@ def test_a_gap_is_told_in_every_form() -> None:
         exact = [json.loads(line) for line in await collect(output.byte_records(items(*log)))]
         assert exact[1] == {"offset": 1, "gap": 500}
         assert base64.b64decode(exact[2]["data"]) == b"b" and exact[3]["end"]
-        frames = b"".join(await collect(output.byte_frames(items(*log))))
-        assert output.FRAME.unpack_from(frames, output.FRAME.size + 1)[:2] == (8, 3)
+        framed = b"".join(await collect(output.byte_frames(items(*log))))
+        assert frames.HEADER.unpack_from(framed, frames.HEADER.size + 1)[:2] == (8, frames.GAP)
 
     asyncio.run(run())
 

@@ -1,12 +1,7 @@
-"""The frames of an output log, as the server sends them when bytes matter.
-
-A frame is a header (length, kind, time in µs, offset) and that many bytes. Feeding is independent of how the
-network cut them.
-"""
+"""Output frames read from a response, however the network cut them."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,12 +10,9 @@ from typing import Final
 from sandkeep.errors import TransportError
 from sandkeep.sdk.values import OutputChunk, OutputGap
 from sandkeep.types import OutputStream
+from sandkeep.wire import frames
 
-FRAMES: Final = "application/x-sandkeep-output"
-FRAME: Final = struct.Struct("<IB3xQQ")
-_GAP_LENGTH: Final = struct.Struct("<Q")
-_STREAMS: Final = {1: OutputStream.STDOUT, 2: OutputStream.STDERR}
-_NOTHING, _GAP, _END, _RECORD = 0, 3, 4, 5
+_STREAMS: Final = {frames.STDOUT: OutputStream.STDOUT, frames.STDERR: OutputStream.STDERR}
 _LARGEST: Final = 64 << 20
 
 
@@ -52,26 +44,27 @@ class FrameReader:
         waiting = self._waiting
         waiting += data
         at = 0
+        header = frames.HEADER
         try:
-            while len(waiting) - at >= FRAME.size:
-                length, kind, time_us, offset = FRAME.unpack_from(waiting, at)
+            while len(waiting) - at >= header.size:
+                length, kind, time_us, offset = header.unpack_from(waiting, at)
                 if length > _LARGEST:
                     raise TransportError("the server sent something else than output frames")
-                end = at + FRAME.size + length
+                end = at + header.size + length
                 if end > len(waiting):
                     break
-                body = bytes(waiting[at + FRAME.size : end])
+                body = bytes(waiting[at + header.size : end])
                 at = end
                 if kind in _STREAMS:
                     time = datetime.fromtimestamp(time_us / 1e6, UTC)
                     yield OutputChunk(offset, time, _STREAMS[kind], body)
-                elif kind == _GAP:
-                    yield OutputGap(offset, _GAP_LENGTH.unpack(body)[0])
-                elif kind == _END:
+                elif kind == frames.GAP:
+                    yield OutputGap(offset, frames.GAP_LENGTH.unpack(body)[0])
+                elif kind == frames.END:
                     yield OutputEnd(offset)
-                elif kind == _RECORD:
+                elif kind == frames.RECORD:
                     yield OutputRecord(body)
-                elif kind != _NOTHING:
+                elif kind != frames.NOTHING:
                     raise TransportError(f"the server sent an output frame of unknown kind {kind}")
         finally:
             del waiting[:at]

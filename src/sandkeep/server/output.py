@@ -7,16 +7,15 @@ piece, and nothing is made while `FULL` bytes wait: a slow reader costs that muc
 from __future__ import annotations
 
 import asyncio
-import struct
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Final
 
 from sandkeep.errors import SandkeepError
 from sandkeep.server.http import Last
-from sandkeep.supervisor.outputlog import STDERR, Chunk, End, Gap, Item
+from sandkeep.supervisor.outputlog import STDERR, STDOUT, Chunk, End, Gap, Item
 from sandkeep.types import OutputStream
-from sandkeep.wire import errors
+from sandkeep.wire import errors, frames
 from sandkeep.wire.base import encode
 from sandkeep.wire.streams import HEARTBEAT, OutputText, error_record, output_record, record
 
@@ -24,14 +23,8 @@ FULL: Final = 128 << 10
 HEARTBEAT_SECONDS: Final = 15.0
 LINGER_SECONDS: Final = 0.004
 
-FRAMES: Final = "application/x-sandkeep-output"
-FRAME: Final = struct.Struct("<IB3xQQ")
-"""Length of what follows, kind, time in µs, offset. Kinds: 0 nothing (a heartbeat), 1 stdout, 2 stderr,
-3 a gap (followed by its length as a 64-bit number), 4 the end, 5 a record in JSON."""
-_GAP, _END, _RECORD = 3, 4, 5
-_SIZE: Final = struct.Struct("<Q")
-
-_STREAMS = {1: OutputStream.STDOUT, STDERR: OutputStream.STDERR}
+_STREAMS: Final = {STDOUT: OutputStream.STDOUT, STDERR: OutputStream.STDERR}
+_KINDS: Final = {STDOUT: frames.STDOUT, STDERR: frames.STDERR}
 
 
 async def batched(
@@ -161,20 +154,19 @@ async def byte_records(items: AsyncIterator[Item]) -> AsyncGenerator[bytes, None
 
 async def byte_frames(items: AsyncIterator[Item]) -> AsyncGenerator[bytes, None]:
     """Output as binary frames: nothing is encoded."""
+    pack = frames.HEADER.pack
     async for item in items:
         if isinstance(item, Chunk):
-            yield FRAME.pack(len(item.data), item.stream, item.time_us, item.offset)
+            yield pack(len(item.data), _KINDS.get(item.stream, frames.STDOUT), item.time_us, item.offset)
             yield item.data
         elif isinstance(item, Gap):
-            yield FRAME.pack(_SIZE.size, _GAP, 0, item.offset) + _SIZE.pack(item.length)
+            length = frames.GAP_LENGTH.pack(item.length)
+            yield pack(len(length), frames.GAP, 0, item.offset) + length
         elif isinstance(item, End):
-            yield FRAME.pack(0, _END, item.time_us, item.offset)
+            yield pack(0, frames.END, item.time_us, item.offset)
 
 
 def record_frame(value: Any) -> bytes:
     """Something that is not output, between frames that are."""
     data = encode(value)
-    return FRAME.pack(len(data), _RECORD, 0, 0) + data
-
-
-FRAME_HEARTBEAT: Final = FRAME.pack(0, 0, 0, 0)
+    return frames.HEADER.pack(len(data), frames.RECORD, 0, 0) + data

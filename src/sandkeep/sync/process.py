@@ -25,9 +25,10 @@ from sandkeep.sync.streams import ByteReader, StdinWriter
 from sandkeep.sync.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import shielded, sleep
-from sandkeep.sdk.output import FRAMES, FrameReader, OutputEnd, OutputItem, OutputRecord
+from sandkeep.sdk.output import FrameReader, OutputEnd, OutputItem, OutputRecord
 from sandkeep.sdk.values import TAIL, CompletedProcess, OutputChunk, OutputGap, ProcessInfo, failed
 from sandkeep.types import OutputStream, ProcessStatus, duration
+from sandkeep.wire import frames
 from sandkeep.wire.objects import CommandObject
 from sandkeep.wire.responses import CommandShown, StdinWritten
 
@@ -39,9 +40,9 @@ QUIET_SECONDS = 60.0
 
 def items_of(answer: Answer) -> Generator[OutputItem, None, None]:
     """The frames of an answer."""
-    frames = FrameReader()
+    reader = FrameReader()
     for piece in answer.pieces:
-        for item in frames.feed(piece):
+        for item in reader.feed(piece):
             yield item
 
 
@@ -349,7 +350,7 @@ class Process:
                 "GET",
                 f"/v1/sessions/{self.session_id}/processes/{self.id}/output",
                 query={"offset": str(offset), "follow": "true" if follow else "false"},
-                headers={"Accept": FRAMES},
+                headers={"Accept": frames.CONTENT_TYPE},
                 timeout=QUIET_SECONDS,
             ) as answer,
             closing(items_of(answer)) as items,

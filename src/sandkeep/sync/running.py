@@ -15,8 +15,9 @@ from sandkeep.sync.recovery import Recovery
 from sandkeep.sync.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import shielded
-from sandkeep.sdk.output import FRAMES, OutputItem, OutputRecord
+from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.values import CompletedProcess
+from sandkeep.wire import frames
 from sandkeep.wire.responses import CommandShown
 
 _START_SECONDS = 60.0
@@ -111,7 +112,7 @@ class Runner:
                 "POST",
                 f"/v2/sandboxes/sessions/{session}/cmd",
                 json=body,
-                headers={"Accept": FRAMES},
+                headers={"Accept": frames.CONTENT_TYPE},
                 timeout=QUIET_SECONDS,
             )
         )

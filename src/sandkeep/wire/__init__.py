@@ -6,7 +6,8 @@ This is the only package that knows that spelling. It does no I/O and holds no s
 - ``bodies``: what requests carry         - ``queries``: what their query strings carry
 - ``objects``: resources in responses     - ``responses``: what wraps them
 - ``policies``: the request forms of a network policy, and the redacted form it is shown in
-- ``streams``: NDJSON records and the text of output   - ``terminal``: messages of an interactive session
+- ``streams``: NDJSON records and the text of output   - ``frames``: output byte for byte
+- ``terminal``: messages of an interactive session
 - ``errors``: one envelope, and the code and status of every error the program raises
 - ``openapi``: the document describing all of it, made from the same structs
 

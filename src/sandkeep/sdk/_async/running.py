@@ -14,8 +14,9 @@ from sandkeep.sdk._async.recovery import Recovery
 from sandkeep.sdk._async.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.concurrent import shielded
-from sandkeep.sdk.output import FRAMES, OutputItem, OutputRecord
+from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.values import CompletedProcess
+from sandkeep.wire import frames
 from sandkeep.wire.responses import CommandShown
 
 _START_SECONDS = 60.0
@@ -110,7 +111,7 @@ class Runner:
                 "POST",
                 f"/v2/sandboxes/sessions/{session}/cmd",
                 json=body,
-                headers={"Accept": FRAMES},
+                headers={"Accept": frames.CONTENT_TYPE},
                 timeout=QUIET_SECONDS,
             )
         )

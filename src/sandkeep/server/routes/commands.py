@@ -12,6 +12,7 @@ from sandkeep.server.http import Reply, Stream, json_reply
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import NEEDS_SESSION, REFUSALS
 from sandkeep.store.rows import Process, ProcessStatus
+from sandkeep.wire import frames
 from sandkeep.wire.base import encode, given
 from sandkeep.wire.bodies import KillBody, RunBody, StdinBody
 from sandkeep.wire.openapi import JSON, NDJSON
@@ -37,7 +38,7 @@ PATIENCE: Final = 10.0
     summary="Run a command; with wait, until it ends, and with logs, its output too",
     request=RunBody,
     response=CommandShown,
-    response_types=(NDJSON, output.FRAMES),
+    response_types=(NDJSON, frames.CONTENT_TYPE),
     errors=(*REFUSALS, *NEEDS_SESSION, "executable_not_found", "executable_refused", "file_error"),
 )
 async def run_command(call: Call) -> Reply | Stream:
@@ -57,10 +58,10 @@ async def run_command(call: Call) -> Reply | Stream:
     )
     if not body.wait:
         return json_reply(CommandShown(command=show.command(process)))
-    if output.FRAMES.encode() in (call.request.header(b"accept") or b""):
-        frames = _run_frames(call.engine.processes, process, logs=body.logs)
-        batched = output.batched(frames, heartbeat=output.FRAME_HEARTBEAT, linger=True)
-        return Stream(output.FRAMES, batched, soon=True)
+    if frames.CONTENT_TYPE.encode() in (call.request.header(b"accept") or b""):
+        exact = _run_frames(call.engine.processes, process, logs=body.logs)
+        batched = output.batched(exact, heartbeat=frames.HEARTBEAT, linger=True)
+        return Stream(frames.CONTENT_TYPE, batched, soon=True)
     records = output.guarded(_run_records(call.engine.processes, process, logs=body.logs), call.app.log)
     # Clients that did not ask for output take the second line for the last one: no heartbeats for them.
     return Stream(NDJSON, output.batched(records, heartbeat=b"\n" if body.logs else b""))

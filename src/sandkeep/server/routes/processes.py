@@ -8,6 +8,7 @@ from sandkeep.server import output, show
 from sandkeep.server.http import Reply, Stream, json_reply
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import REFUSALS
+from sandkeep.wire import frames
 from sandkeep.wire.additions import (
     Appended,
     AppendQuery,
@@ -55,7 +56,7 @@ async def get_process(call: Call) -> Reply:
     f"{_PROCESS}/output",
     summary="The exact bytes a process printed, with offset, time and stream, from any offset",
     query=OutputQuery,
-    response_types=(NDJSON, output.FRAMES),
+    response_types=(NDJSON, frames.CONTENT_TYPE),
     errors=_FAILURES,
 )
 async def process_output(call: Call) -> Stream:
@@ -64,9 +65,9 @@ async def process_output(call: Call) -> Stream:
     where = (scope.project, session, call.params["process"])
     call.engine.processes.get(*where)
     items = call.engine.processes.output(*where, offset=query.offset, follow=query.follow)
-    if output.FRAMES.encode() in (call.request.header(b"accept") or b""):
+    if frames.CONTENT_TYPE.encode() in (call.request.header(b"accept") or b""):
         return Stream(
-            output.FRAMES, output.batched(output.byte_frames(items), heartbeat=output.FRAME_HEARTBEAT)
+            frames.CONTENT_TYPE, output.batched(output.byte_frames(items), heartbeat=frames.HEARTBEAT)
         )
     return Stream(NDJSON, output.batched(output.guarded(output.byte_records(items), call.app.log)))
 
