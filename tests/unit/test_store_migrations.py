@@ -74,7 +74,7 @@ def test_opening_at_the_same_time_migrates_once(tmp_path: Path) -> None:
         Store.open(path, now_ms=1).close()
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(open_and_close, range(16)))
+        list(pool.map(open_and_close, range(64)))
     db = SqliteDatabase(path)
     assert db.all("SELECT count(*) FROM schema_steps") == [(len(STEPS),)]
     db.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,13 +54,30 @@ class SqliteDatabase:
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512)
         self._connection = connection
         try:
-            self._claim()
-            self.all("PRAGMA journal_mode = WAL")
-            self.all("PRAGMA synchronous = NORMAL")
-            self.all("PRAGMA foreign_keys = ON")
+            self._prepare()
         except BaseException:
             self.close()
             raise
+
+    def _prepare(self) -> None:
+        """Claim the file and set it up, waiting for others who do the same.
+
+        Changing the journal mode is refused at once while somebody else uses the file: the time-out does not
+        count there, so we have to wait ourselves.
+        """
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._claim()
+                self.all("PRAGMA journal_mode = WAL")
+                break
+            except StoreError as error:
+                busy = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+        self.all("PRAGMA synchronous = NORMAL")
+        self.all("PRAGMA foreign_keys = ON")
 
     def _claim(self) -> None:
         """Mark an empty file as ours, and refuse a database that some other program made."""
