@@ -25,7 +25,7 @@ from sandkeep.errors import (
     SessionStopped,
     WrongState,
 )
-from sandkeep.host.driver import Limits, SessionRef, SessionSpec
+from sandkeep.host.driver import Limits, ProcessSpec, SessionRef, SessionSpec
 from sandkeep.host.native.boot import BARRIERS
 from sandkeep.host.rootfs import Lower
 from sandkeep.supervisor.outputlog import Chunk
@@ -269,6 +269,32 @@ def test_a_frozen_session_stands_still_and_goes_on(lab: Lab) -> None:
     assert box.run("true").code == 0
     lab.do(lab.driver.freeze(box.ref))
     assert lab.do(asyncio.wait_for(lab.driver.stop(box.ref, reason="test"), 10))["status"] == "stopped"
+
+
+@everywhere
+def test_what_a_session_stopped_itself_stays_stopped(lab: Lab) -> None:
+    box = lab.box()
+    process = box.start("bash", "-c", "sleep 100 & kill -STOP $!; echo $!; wait")
+    until(lambda: printed(box, process).endswith(b"\n"))
+    sleeper = int(printed(box, process))
+    lab.do(lab.driver.freeze(box.ref))
+    lab.do(lab.driver.thaw(box.ref))
+    assert " T " in box.run("cat", f"/proc/{sleeper}/stat").stdout
+
+
+@everywhere
+def test_nothing_starts_in_a_frozen_session(lab: Lab) -> None:
+    box = lab.box()
+    lab.do(lab.driver.freeze(box.ref))
+
+    async def start_and_thaw() -> dict[str, Any]:
+        starting = asyncio.create_task(lab.driver.start_process(box.ref, ProcessSpec("late", ("date",))))
+        done, _ = await asyncio.wait([starting], timeout=0.3)
+        assert not done
+        await lab.driver.thaw(box.ref)
+        return await asyncio.wait_for(starting, 10)
+
+    assert lab.do(start_and_thaw())["id"] == "late"
 
 
 # --- the end -------------------------------------------------------------------------------------------

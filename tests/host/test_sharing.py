@@ -227,6 +227,9 @@ while True:
 """
 
 
+_TAKEN = range(1, 6)
+
+
 def _checkpoint(box: Box, layer: str) -> dict[str, Any]:
     lab = box.lab
     directory = lab.call("layer.copy-directory", layer=layer)["directory"]
@@ -237,14 +240,16 @@ def _checkpoint(box: Box, layer: str) -> dict[str, Any]:
 
 @everywhere
 def test_a_checkpoint_is_one_instant_of_a_session_that_goes_on(lab: Lab) -> None:
-    """Taken under a writer, twice: what was written last is never there without what came before it."""
+    """Taken under a writer, again and again: what came last is never there without what came before."""
     box = lab.box()
     _ok(box, "for i in $(seq 300); do echo $i > /srv/many-$i; done; head -c 8M /dev/urandom > /srv/large")
     expected = _ok(box, "sha256sum < /srv/large")
     writer = box.start("python3", "-c", _WRITER, root=True)
+    # Its parent waits uninterruptibly while a child is between vfork and exec.
+    box.start("python3", "-c", "import subprocess\nwhile True: subprocess.run(['true'])")
     time.sleep(0.2)
     pauses = []
-    for number in (1, 2):
+    for number in _TAKEN:
         report = _checkpoint(box, f"checkpoint-{number}")
         pauses.append(report["pause_ms"])
         before = box.read("/srv/a", user="root")
@@ -252,7 +257,7 @@ def test_a_checkpoint_is_one_instant_of_a_session_that_goes_on(lab: Lab) -> None
         assert box.read("/srv/a", user="root") > before, "the session goes on"
     assert lab.do(lab.driver.process(box.ref, writer))["status"] == "running"
     numbers = []
-    for number in (1, 2):
+    for number in _TAKEN:
         copy = lab.box(layer=f"checkpoint-{number}")
         first, second = (int(text) for text in _ok(copy, "cat /srv/a; echo; cat /srv/b").split())
         assert first - 1 <= second <= first
@@ -262,7 +267,7 @@ def test_a_checkpoint_is_one_instant_of_a_session_that_goes_on(lab: Lab) -> None
         )
         _ok(copy, "echo changed > /srv/many-1")
         copy.remove()
-    assert numbers[0] < numbers[1]
+    assert numbers == sorted(set(numbers))
     # Generous: the budget is for benchmarks, this only notices a session that is not thawed until the end.
     assert max(pauses) < 2_000, pauses
     box.remove()

@@ -10,13 +10,16 @@ dying — goes through ``_begin_stop`` and ``_finish``, and leaves ``state.json`
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from sandkeep.errors import (
+    InternalError,
     InvalidRequest,
     LimitReached,
     PathError,
@@ -98,6 +101,8 @@ class Supervisor:
         self._files = SessionFiles(session.root_fd, base=session.base, single=mode == "single")
         self._network = SessionNetwork(session.listeners, session.netns, self._reactor)
         self._frozen = False
+        self._standing_still = threading.Event()
+        self._stopped_all = False
         self._checkpointing = False
         self._disk = watch.DiskWatch(f"{directory}/fs", session.limits["disk"].get("value"))
         self._watching: Timer | None = None
@@ -182,7 +187,10 @@ class Supervisor:
             return
         message, fds = heard
         try:
-            self._processes.on_message(message, fds)
+            if "frozen" in message:
+                self._on_frozen(message["frozen"])
+            else:
+                self._processes.on_message(message, fds)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -325,24 +333,42 @@ class Supervisor:
     # --- freezing and checkpoints ------------------------------------------------------------------------
 
     def _freeze_session(self) -> None:
+        """In a thread of its own: it waits until everything inside stands still."""
+        self._frozen = True
         if self._cgroup.capabilities["freeze"].usable:
             self._cgroup.freeze(_KILL_PATIENCE)
-        else:
-            # Without a freezer: stop signals. Parents inside may notice; init itself goes on.
-            self._link.bid({"op": "signal", "pid": -1, "signal": signal.SIGSTOP})
-        self._frozen = True
+            return
+        # Without a freezer: stop signals. Parents inside may notice; init itself goes on.
+        self._standing_still.clear()
+        self._link.bid({"op": "freeze", "seconds": _KILL_PATIENCE})
+        if not self._standing_still.wait(_KILL_PATIENCE + 1) or not self._stopped_all:
+            raise TimeoutError(errno.ETIMEDOUT, "the session's processes did not stop in time")
 
     def _thaw_session(self) -> None:
         if self._cgroup.capabilities["freeze"].usable:
             self._cgroup.thaw()
         else:
-            self._link.bid({"op": "signal", "pid": -1, "signal": signal.SIGCONT})
+            self._link.bid({"op": "thaw"})
         self._frozen = False
+
+    def _on_frozen(self, stopped_all: object) -> None:
+        self._stopped_all = stopped_all is True
+        self._standing_still.set()
 
     def _freeze(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         self._require_running()
-        self._freeze_session()
-        connection.answer(body["id"], {})
+
+        def work() -> None:
+            try:
+                self._freeze_session()
+            except OSError as error:
+                self._thaw_session()
+                failure = InternalError(f"freezing the session failed: {error.strerror}")
+                self._reactor.post(lambda: connection.refuse(body["id"], failure))
+            else:
+                self._reactor.post(lambda: connection.answer(body["id"], {}))
+
+        self._reactor.thread(work)
 
     def _thaw(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         self._require_running()

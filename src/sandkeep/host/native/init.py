@@ -5,9 +5,9 @@ is not dumpable, holds three descriptors besides /dev/null, and never touches th
 starts: pipes are made by the supervisor and handed through.
 
 Messages on the control socket are JSON objects, one per packet; a message too long for a packet travels in a
-memory file. From the supervisor: ``exec``, ``signal``, ``killtree``, ``stop``. To it: ``started``/``failed``
-answers, ``exit`` events. When the supervisor dies the socket closes, init exits, and the kernel kills all
-that is left.
+memory file. From the supervisor: ``exec``, ``signal``, ``killtree``, ``freeze``, ``thaw``. To it:
+``started``/``failed`` and ``frozen`` answers, ``exit`` events. When the supervisor dies the socket closes,
+init exits, and the kernel kills all that is left.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import signal
 import socket
 import struct
 import termios
+import time
 from typing import Any, Final, NoReturn
 
 from sandkeep.linux import sockets, syscalls
@@ -31,6 +32,9 @@ _TIOCGPTN: Final = 0x80045430
 _DEFAULT_SIGNALS: Final = [
     number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)
 ]
+_DEAD: Final = (b"Z", b"X")
+_STOPPED: Final = (b"T", b"t")
+_IO_SECONDS: Final = 0.1
 _VICTIM: Final = b"500"
 """Raised oom_score_adj of everything spawned: init is the last one the kernel should choose."""
 
@@ -50,6 +54,8 @@ class Init:
         self._switch_ids = switch_ids
         self._children: dict[int, str] = {}
         self._shims: dict[int, Shim] = {}
+        self._stopped_before: set[int] | None = None
+        self._put_off: list[tuple[dict[str, Any], list[int]]] = []
         self._wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -79,8 +85,15 @@ class Init:
                 data = _read_all(fds.pop(0))
             request = json.loads(data)
             op = request["op"]
-            if op == "exec":
+            if op == "exec" and self._stopped_before is not None:
+                self._put_off.append((request, fds))
+                fds = []
+            elif op == "exec":
                 self._exec(request, fds)
+            elif op == "freeze":
+                self._freeze(request["seconds"])
+            elif op == "thaw":
+                self._thaw()
             elif op == "signal":
                 self._signal(request["pid"], request["signal"], only=request.get("only", False))
             elif op == "killtree":
@@ -160,6 +173,36 @@ class Init:
             os.kill(pid if only or pid < 0 else -pid, number)
         except ProcessLookupError:
             pass
+
+    def _freeze(self, seconds: float) -> None:
+        """Stop everything but ourselves by signal, and answer once it stands still, or did not in time.
+
+        A signal is only sent, never there at once: until a look finds every thread stopped, some still run.
+        """
+        if self._stopped_before is None:
+            self._stopped_before = {pid for pid, state, _ in _tasks() if state == b"T"}
+        started = time.monotonic()
+        while True:
+            self._signal(-1, signal.SIGSTOP, only=True)
+            waited = time.monotonic() - started
+            still = not _moving(_tasks(), trust_sleepers=waited > _IO_SECONDS)
+            if still or waited > seconds:
+                break
+            time.sleep(0.001)
+        self._control.send(json.dumps({"frozen": still}).encode())
+
+    def _thaw(self) -> None:
+        """Go on with everything, except what the session had stopped itself."""
+        before, self._stopped_before = self._stopped_before or set(), None
+        for pid in {pid for pid, _, _ in _tasks()} - before:
+            self._signal(pid, signal.SIGCONT, only=True)
+        put_off, self._put_off = self._put_off, []
+        for request, fds in put_off:
+            try:
+                self._exec(request, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
 
     def _kill_tree(self, request: str) -> None:
         for shim in self._shims.values():
@@ -319,14 +362,49 @@ def _family() -> dict[int, list[int]]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
+        state, parent = _state(f"/proc/{name}")
+        if state not in _DEAD:
+            parents.setdefault(parent, []).append(int(name))
+    return parents
+
+
+def _tasks() -> list[tuple[int, bytes, int]]:
+    """Every living thread but our own: process, state, parent process."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or name == "1":
+            continue
         try:
-            with open(f"/proc/{name}/stat", "rb") as handle:
-                fields = handle.read().rsplit(b")", 1)[1].split()
+            threads = os.listdir(f"/proc/{name}/task")
         except OSError:
             continue
-        if fields[0] not in (b"Z", b"X"):
-            parents.setdefault(int(fields[1]), []).append(int(name))
-    return parents
+        for thread in threads:
+            state, parent = _state(f"/proc/{name}/task/{thread}")
+            if state not in _DEAD:
+                found.append((int(name), state, parent))
+    return found
+
+
+def _moving(tasks: list[tuple[int, bytes, int]], *, trust_sleepers: bool) -> bool:
+    """Whether a thread may still do something before it notices that it is stopped.
+
+    One that waits uninterruptibly is likely in the middle of I/O, which ends. The exception is ``vfork``: it
+    lasts until the child, stopped too, has run its program.
+    """
+    waits_for_child = {parent for _, state, parent in tasks if state in _STOPPED} if trust_sleepers else set()
+    return any(
+        state not in _STOPPED and not (state == b"D" and pid in waits_for_child) for pid, state, _ in tasks
+    )
+
+
+def _state(directory: str) -> tuple[bytes, int]:
+    """State and parent of a process or thread, by its directory in /proc."""
+    try:
+        with open(f"{directory}/stat", "rb") as handle:
+            fields = handle.read().rsplit(b")", 1)[1].split()
+    except OSError:
+        return b"X", 0
+    return fields[0], int(fields[1])
 
 
 def _open_terminal(size: list[int], owner: int) -> tuple[int, str]:
