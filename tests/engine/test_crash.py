@@ -16,11 +16,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sandkeep.engine.engine import Engine
-from sandkeep.errors import SandkeepError, SnapshotGone
+from sandkeep.errors import SandkeepError, SnapshotGone, TransportError
 from sandkeep.store.rows import ACTIVE, ProcessStatus
 from sandkeep.types import SandboxSpec
 from tests.engine.englab import EngineLab, run_script
@@ -160,3 +161,54 @@ def test_a_supervisor_that_died_ends_its_session_as_aborted_and_keeps_its_files(
         except SnapshotGone:
             pytest.fail("the aborted session's files were not kept")
         assert lab.sh(again.session.id, "cat f") == "kept\n"
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_end_that_failed_half_way_is_finished_by_whoever_comes_next(
+    persistent: bool, data_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot was being taken when its layer could not be published: nothing is lost and nothing stuck."""
+    with EngineLab(data_dir) as lab:
+        started = lab.create("box", persistent=persistent)
+        lab.sh(started.session.id, "echo kept > f")
+        call = lab.engine.storage.call
+
+        async def refuse(operation: str, **body: Any) -> dict[str, Any]:
+            if operation == "layer.publish":
+                raise TransportError("the worker died")
+            return await call(operation, **body)
+
+        monkeypatch.setattr(lab.engine.storage, "call", refuse)
+        with pytest.raises(TransportError):
+            lab.do(lab.engine.sessions.snapshot(lab.project, started.session.id))
+        assert lab.engine.sandboxes.get(lab.project, "box").session.status == "snapshotting"
+        with pytest.raises(TransportError):
+            lab.do(lab.engine.sandboxes.resume(lab.project, "box"))
+        lab.do(lab.engine.sessions.settle())
+        assert ("reconcile failed", "the worker died") in [(note, f.get("error")) for note, f in lab.log]
+
+        monkeypatch.undo()
+        again = lab.do(lab.engine.sandboxes.resume(lab.project, "box"))
+        assert lab.sh(again.session.id, "cat f") == "kept\n"
+        assert lab.engine.sessions.get(lab.project, started.session.id).status == "stopped"
+
+
+def test_upkeep_finishes_an_end_nobody_comes_back_for(data_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EngineLab(data_dir) as lab:
+        started = lab.create("box")
+        call = lab.engine.storage.call
+
+        async def refuse(operation: str, **body: Any) -> dict[str, Any]:
+            if operation == "layer.publish":
+                raise TransportError("the worker died")
+            return await call(operation, **body)
+
+        monkeypatch.setattr(lab.engine.storage, "call", refuse)
+        with pytest.raises(TransportError):
+            lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+        while not any(note == "task failed" for note, _ in lab.log):  # who watched the session tried as well
+            lab.do(asyncio.sleep(0.01))
+        monkeypatch.undo()
+        lab.do(lab.engine.upkeep.turn())
+        ended = lab.engine.sandboxes.get(lab.project, "box")
+        assert (ended.session.status, ended.sandbox.current_snapshot is not None) == ("stopped", True)

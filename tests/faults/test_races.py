@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from sandkeep.errors import SandkeepError, TransportError
+from sandkeep.errors import SandkeepError, TransportError, WrongState
 from sandkeep.host.driver import ProcessSpec, SessionRef, SessionSpec
+from sandkeep.host.native.driver import NativeDriver
 from sandkeep.host.rootfs import Rootfs
-from sandkeep.supervisor.process import now_ms
+from sandkeep.supervisor.process import now_ms, replace_json
 from tests.faults.watching import Being, all_gone, being
 from tests.lab import Lab
 from tests.labs import MODES, Ask, everywhere, opened
@@ -156,3 +159,42 @@ def test_the_zygote_dying_during_creates_fails_none_of_them(lab: Lab) -> None:
 
     lab.do(all_of_them())
     assert not [name for name in os.listdir(f"{lab.data_dir}/sessions") if name.startswith("crowd-")]
+
+
+@everywhere
+def test_a_supervisor_that_comes_late_finds_its_session_given_up(lab: Lab) -> None:
+    """Whoever asked for it was killed, and whoever came after has already found nobody there."""
+    driver = lab.driver
+    ref = SessionRef(driver.host, "late")
+    directory = f"{driver.data_dir}/sessions/late"
+    os.mkdir(directory)
+    rootfs, _ = lab.do(lab.storage.rootfs("host"))
+    replace_json(f"{directory}/spec.json", SessionSpec(session="late", rootfs=rootfs).to_json())
+    assert lab.do(driver.state(ref))["status"] == "aborted"
+    lab.do(driver.start())
+    answer = json.loads(lab.do(driver._ask_for("late")))
+    assert answer["error"]["code"] == WrongState.code
+    assert lab.do(driver.state(ref))["status"] == "aborted"
+    assert not driver.alive("late")
+    shutil.rmtree(directory)
+
+
+@everywhere
+def test_a_supervisor_that_does_not_answer_yet_is_waited_for(lab: Lab) -> None:
+    """It has the session's lock and still builds what is to answer: that is not a session that died."""
+    box = lab.box()
+    directory = f"{lab.driver.data_dir}/sessions/{box.ref.session}"
+    os.rename(f"{directory}/supervisor.sock", f"{directory}/not-yet")
+
+    async def look() -> dict[str, Any]:
+        another = NativeDriver(lab.driver.data_dir, mode=lab.driver.mode)
+        looking = asyncio.create_task(another.state(box.ref))
+        done, _ = await asyncio.wait([looking], timeout=0.3)
+        assert not done
+        os.rename(f"{directory}/not-yet", f"{directory}/supervisor.sock")
+        state = await asyncio.wait_for(looking, 10)
+        await another.close()
+        return state
+
+    assert lab.do(look())["status"] == "running"
+    box.remove()

@@ -67,6 +67,10 @@ class Context:
             else:
                 self._locks[key] = (lock, users - 1)
 
+    def locked(self, project: str, name: str) -> bool:
+        """Whether somebody is at work on a sandbox."""
+        return (project, name) in self._locks
+
     def ref(self, session: Session) -> SessionRef:
         return SessionRef(session.host, session.id, session.generation)
 

@@ -189,9 +189,16 @@ class Sessions:
                 await self._conclude(found, method=SnapshotMethod.AUTOMATIC)
 
     async def truth_locked(self, session: Session) -> Session:
-        """The session's state with what its supervisor says taken into account."""
-        if session.status is not SessionStatus.RUNNING:
+        """The session's state with what its supervisor says taken into account.
+
+        Whoever holds the lock and finds a session on its way somewhere finds one left there: by a crash, or
+        by an end that failed half-way. It is brought to where it was going.
+        """
+        if session.status in TERMINAL:
             return session
+        if session.status is not SessionStatus.RUNNING:
+            await self._reconcile_one(session)
+            return self.get(session.project, session.id)
         state = await self._context.driver.state(self._context.ref(session))
         if state["status"] == "running":
             return session
@@ -238,7 +245,9 @@ class Sessions:
     ) -> tuple[Session, Snapshot | None]:
         """End what still runs, keep what is to be kept, close the books."""
         sandbox = self._sandbox_of(session)
-        keep = keep and sandbox is not None and (sandbox.persistent or method is SnapshotMethod.MANUAL)
+        # One that is being snapshotted was asked to be kept, also when the asking was cut short.
+        wanted = method is SnapshotMethod.MANUAL or session.status is SessionStatus.SNAPSHOTTING
+        keep = keep and sandbox is not None and (sandbox.persistent or wanted)
         if session.status in (SessionStatus.PENDING, SessionStatus.RUNNING):
             manual = method is SnapshotMethod.MANUAL
             session = self._move(session, Cause.SNAPSHOT if manual else Cause.STOP)
@@ -419,16 +428,29 @@ class Sessions:
             )
         return self.get(project, session), snapshot
 
-    # --- after a restart ---------------------------------------------------------------------------------
+    # --- after a restart, and after failures -------------------------------------------------------------
 
     async def reconcile(self) -> None:
         """Match every session the store calls active with its supervisor, or bring it to its end."""
         for session in self._store.sessions.active_on_host(self._context.driver.host):
-            async with self._context.lock(session.project, session.sandbox_name):
-                try:
-                    await self._reconcile_one(session)
-                except SandkeepError as error:
-                    self._context.log("reconcile failed", session=session.id, error=str(error))
+            await self._try_to_reconcile(session)
+
+    async def settle(self) -> None:
+        """Bring sessions that an earlier failure left between two states to where they were going."""
+        for session in self._store.sessions.active_on_host(self._context.driver.host):
+            under_way = self._context.locked(session.project, session.sandbox_name)
+            if session.status is not SessionStatus.RUNNING and not under_way:
+                await self._try_to_reconcile(session)
+
+    async def _try_to_reconcile(self, session: Session) -> None:
+        async with self._context.lock(session.project, session.sandbox_name):
+            found = self._store.sessions.find(session.id)
+            if found is None or found.status in TERMINAL:
+                return
+            try:
+                await self._reconcile_one(found)
+            except SandkeepError as error:
+                self._context.log("reconcile failed", session=session.id, error=str(error))
 
     async def _reconcile_one(self, session: Session) -> None:
         try:

@@ -38,6 +38,7 @@ class Upkeep:
     async def turn(self) -> None:
         chores: tuple[Callable[[], Awaitable[None]], ...] = (
             self._sync_snapshots,
+            self._sessions.settle,
             self._end_overdue,
             self._end_idle,
             self._expire_snapshots,

@@ -38,6 +38,7 @@ _SUBORDINATE: Final = 65_535
 _NO_ANSWER: Final = b'{"error": {"code": "internal_error", "message": "the supervisor died while starting"}}'
 _LAST_BREATH_SECONDS: Final = 0.02
 """A dying process closes its descriptors one by one; wait this long before concluding from the others."""
+_ENDED: Final = ("stopped", "aborted")
 
 
 def choose_mode() -> Mode:
@@ -302,20 +303,49 @@ class NativeDriver:
 
     async def state(self, ref: SessionRef) -> dict[str, Any]:
         """The session as its supervisor sees it, or as it left it. A supervisor that died is ``aborted``."""
-        if self.alive(ref.session):
-            try:
-                return await self.control(ref).request("session.info")
-            except SessionStopped:
-                pass
         directory = self._directory(ref.session)
-        if not os.path.isdir(directory):
-            raise NotFound(f"no session {ref.session} on this host", kind="session", name=ref.session)
-        state = control.read_state(directory)
-        if state.get("generation", ref.generation) != ref.generation:
-            raise SessionStopped(f"session {ref.session} has been replaced", session=ref.session)
-        if state.get("status") != "stopped":
-            state |= {"status": "aborted", "reason": "supervisor died"}
-        return state
+        while True:
+            if self.alive(ref.session):
+                try:
+                    return await self.control(ref).request("session.info")
+                except SessionStopped:
+                    pass
+            if not os.path.isdir(directory):
+                raise NotFound(f"no session {ref.session} on this host", kind="session", name=ref.session)
+            state = control.read_state(directory)
+            if state.get("generation", ref.generation) != ref.generation:
+                raise SessionStopped(f"session {ref.session} has been replaced", session=ref.session)
+            if state.get("status") in _ENDED:
+                return state
+            given_up = self._give_up(ref)
+            if given_up is not None:
+                return given_up
+            # Its supervisor lives and does not answer yet, or not any more: either takes a moment only.
+            await asyncio.sleep(_LAST_BREATH_SECONDS)
+
+    def _give_up(self, ref: SessionRef) -> dict[str, Any] | None:
+        """Write down that nobody runs a session, for good; ``None`` when somebody does.
+
+        A supervisor that was asked for by a caller who died may be on its way still. It looks for this
+        record once it has the lock, and goes no further.
+        """
+        directory = self._directory(ref.session)
+        fd = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
+            state = control.read_state(directory)
+            if state.get("status") not in _ENDED:
+                state |= {"status": "aborted", "reason": "supervisor died", "generation": ref.generation}
+                try:
+                    replace_json(f"{directory}/state.json", state)
+                except OSError:
+                    pass  # a full disk: it is as true unwritten, and written the next time
+            return state
+        finally:
+            os.close(fd)
 
     async def stop(self, ref: SessionRef, *, reason: str, grace_ms: int = 0) -> dict[str, Any]:
         """End a session and everything in it; returns its final state. Idempotent."""

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any, Final, NoReturn
 
-from sandkeep.errors import InternalError, SandkeepError
+from sandkeep.errors import InternalError, SandkeepError, WrongState
 from sandkeep.host.native import boot
 from sandkeep.linux import sockets, syscalls
 from sandkeep.supervisor import checkpoint as checkpoint  # imported here so that no supervisor imports later
@@ -278,6 +278,10 @@ def _remove_work(path: str) -> None:
 def _begin(host: boot.Host, directory: str, booted: boot.Booted | None) -> Supervisor:
     dir_fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     lock = _hold_lock(dir_fd)
+    if os.path.exists(f"{directory}/state.json"):
+        # Whoever asked has died, and whoever came after found nobody here and went on without us.
+        session = os.path.basename(directory)
+        raise WrongState(f"session {session} was given up before it began", session=session)
     with open(f"{directory}/spec.json", encoding="utf-8") as handle:
         spec = json.load(handle)
     if booted is not None and not spec["accept"]:
