@@ -73,12 +73,13 @@ def public() -> Iterator[tuple[str, Any]]:
         if not (inspect.isclass(value) or inspect.isfunction(value)):
             continue  # a union of classes that are there themselves
         yield name, value
-        if inspect.isclass(value) and value.__module__.startswith("sandkeep.sdk"):
-            for member, method in vars(value).items():
-                if not member.startswith("_") and (
-                    inspect.isfunction(method) or isinstance(method, property)
-                ):
-                    yield f"{name}.{member}", method
+        for owner in value.__mro__ if inspect.isclass(value) else ():
+            if owner.__module__.startswith("sandkeep.sdk"):
+                for member, method in vars(owner).items():
+                    if not member.startswith("_") and (
+                        inspect.isfunction(method) or isinstance(method, property)
+                    ):
+                        yield f"{name}.{member}", method
 
 
 def test_every_public_name_has_a_docstring() -> None:

@@ -497,11 +497,3 @@ class Transferred:
     """The entry under way; empty in the final count."""
     files: int
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """An account inside a sandbox."""
-
-    name: str
-    home: str

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
 from sandkeep.engine.engine import Engine
@@ -44,35 +44,41 @@ _MOST_TICKETS: Final = 10_000
 _UNEXPECTED, _REFUSED, _GOING_AWAY = 1011, 1008, 1001
 
 
+class _Ticket(NamedTuple):
+    project: str
+    session: str
+    user: str | None
+    until: float
+
+
 class Terminals:
     def __init__(self, engine: Engine, log: Callable[..., None]) -> None:
         self._engine = engine
         self._log = log
-        self._tickets: dict[str, tuple[str, str, float]] = {}
+        self._tickets: dict[str, _Ticket] = {}
         self._open: set[asyncio.Task[Any]] = set()
         self._hang_ups: set[asyncio.Task[None]] = set()
 
-    def issue(self, project: str, session: str) -> str:
-        """A ticket for one terminal of a session."""
+    def issue(self, project: str, session: str, user: str | None) -> str:
+        """A ticket for one terminal of a session, used by one of its users."""
         now = asyncio.get_running_loop().time()
-        for ticket, (_, _, until) in list(self._tickets.items()):
-            if until > now and len(self._tickets) < _MOST_TICKETS:
+        for ticket, issued in list(self._tickets.items()):
+            if issued.until > now and len(self._tickets) < _MOST_TICKETS:
                 break  # they are in the order they were issued
             del self._tickets[ticket]
         ticket = secrets.token_urlsafe(32)
-        self._tickets[ticket] = (project, session, now + TICKET_SECONDS)
+        self._tickets[ticket] = _Ticket(project, session, user, now + TICKET_SECONDS)
         return ticket
 
-    def _redeem(self, scope: Scope) -> tuple[str, str] | None:
+    def _redeem(self, scope: Scope) -> _Ticket | None:
         tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])
         found = self._tickets.pop(tokens[0], None)
         if found is None:
             return None
-        project, session, until = found
         path: str = scope["path"].removeprefix("/api")
-        if path != PATH + session or until < asyncio.get_running_loop().time():
+        if path != PATH + found.session or found.until < asyncio.get_running_loop().time():
             return None
-        return project, session
+        return found
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, from the handshake to its end."""
@@ -86,7 +92,7 @@ class Terminals:
         assert task is not None
         self._open.add(task)
         try:
-            await self._session(*redeemed, receive, send)
+            await self._session(redeemed, receive, send)
         except asyncio.CancelledError:
             task.uncancel()
             await send({"type": "websocket.close", "code": _GOING_AWAY})
@@ -97,14 +103,15 @@ class Terminals:
         finally:
             self._open.discard(task)
 
-    async def _session(self, project: str, session: str, receive: Receive, send: Send) -> None:
+    async def _session(self, ticket: _Ticket, receive: Receive, send: Send) -> None:
         start = await _read_start(receive)
         if start is None:
             await send({"type": "websocket.close", "code": _REFUSED, "reason": "start comes first"})
             return
         process = await self._engine.processes.start(
-            project,
-            session,
+            ticket.project,
+            ticket.session,
+            user=ticket.user,
             command=start.command,
             args=start.args,
             cwd=start.cwd,

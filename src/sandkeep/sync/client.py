@@ -194,11 +194,11 @@ class Client:
         destroy: bool = True,
         **changes: Unpack[Configuration],
     ) -> Sandbox:
-        """A new sandbox with the configuration and current snapshot of another.
+        """A new sandbox with the configuration of another, which starts from that one's current snapshot.
 
         Args:
-            source: the name of that one. What its running session changed since its last snapshot is not in
-                the fork.
+            source: the name of that one. What its running session changed since is not in the fork; see
+                :meth:`Sandbox.fork`.
             name: of the new one; generated when not given.
             destroy: whether leaving ``with`` destroys the new one, or only stops it.
             changes: what replaces what would be inherited; see :class:`~sandkeep.Configuration`.

@@ -12,6 +12,7 @@ from sandkeep.sdk import bodies
 from sandkeep.sync.files import Files
 from sandkeep.sync.process import QUIET_SECONDS, Process, items_of
 from sandkeep.sync.recovery import Recovery
+from sandkeep.sync.terminal import Terminal
 from sandkeep.sync.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import shielded
@@ -169,6 +170,53 @@ class Runner:
             return Process(self._transport, read(CommandShown, answer).command, stdin=stdin)
 
         return self._recovery.run(send)
+
+    def open_interactive(
+        self,
+        command: str = "/bin/bash",
+        args: Sequence[str] = (),
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        rows: int = 24,
+    ) -> Terminal:
+        """Run a program on a terminal.
+
+        Args:
+            command: the program.
+            args: its arguments.
+            cwd: where it runs.
+            env: variables, over those of the sandbox; ``TERM`` is set unless given.
+            columns: width of the terminal.
+            rows: its height.
+
+        Returns:
+            The terminal: close it yourself, or use ``with``, which hangs up on exit.
+
+        Raises:
+            NotFound: there is no such user. What is wrong with the program, the terminal's ``read`` tells.
+        """
+        variables = {"TERM": "xterm-256color", **(env or {})}
+        message = {
+            "type": "start",
+            "command": command,
+            "args": list(args),
+            "env": [f"{name}={value}" for name, value in variables.items()],
+            "cwd": cwd,
+            "cols": columns,
+            "rows": rows,
+        }
+
+        def start() -> Terminal:
+            def connect(session: str) -> Terminal:
+                terminal = Terminal(self._transport)
+                terminal.open(session, message, user=self._user)
+                return terminal
+
+            return self._recovery.run(connect)
+
+        return start()
 
 
 def _not_started(command: str) -> RequestTimeout:

@@ -20,6 +20,12 @@ Mode = Annotated[int, Meta(ge=0, le=0o7777)]
 Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
+class TerminalBody(Body, kw_only=True, frozen=True):
+    """Who a terminal is for; the sandbox's own user unless said otherwise."""
+
+    user: Text | UnsetType = UNSET
+
+
 # --- files -------------------------------------------------------------------------------------------
 
 

@@ -241,8 +241,35 @@ async def test_rollback_starts_the_next_session_from_an_earlier_snapshot(name: s
         await box.rollback(earlier)
         assert box.status is sandkeep.SessionStatus.STOPPED
         assert await box.fs.read_text("v") == "1"
-        with pytest.raises(NotFound):
-            await box.rollback("snap_nothing")
+
+
+async def test_a_rollback_to_what_is_not_there_changes_nothing(name: str) -> None:
+    async with sandkeep.create_sandbox(name) as box:
+        kept = await box.snapshot()
+        gone = await box.checkpoint()
+        await sandkeep.delete_snapshot(gone.id)
+        process = await box.create_process("sleep", ["60"])
+        for snapshot, error in (("snap_nothing", NotFound), (gone, SnapshotGone)):
+            with pytest.raises(error):
+                await box.rollback(snapshot)
+        await box.refresh()
+        assert box.status is sandkeep.SessionStatus.RUNNING and await process.poll() is None
+        assert box.current_snapshot_id == kept.id
+
+
+async def test_a_fork_of_a_running_sandbox_starts_from_its_current_snapshot(name: str) -> None:
+    async with sandkeep.create_sandbox(name) as box:
+        await box.fs.write_text("one", "1")
+        async with box.fork() as fork:
+            assert fork.current_snapshot_id is None and not await fork.fs.exists("one")
+        ended = await box.snapshot()
+        await box.fs.write_text("two", "2")
+        later = await box.checkpoint()
+        async with box.fork() as fork:
+            assert box.current_snapshot_id == ended.id == fork.current_snapshot_id
+            assert [entry.name for entry in await fork.fs.listdir()] == ["one"]
+        async with sandkeep.create_sandbox(source=sandkeep.SnapshotSource(later.id)) as other:
+            assert [entry.name for entry in await other.fs.listdir()] == ["one", "two"]
 
 
 async def test_a_fork_has_the_files_and_configuration_of_its_source(name: str) -> None:

@@ -228,6 +228,20 @@ async def test_a_terminal_echoes_resizes_and_ends() -> None:
         assert terminal.returncode == 4 and await terminal.wait() == 4
 
 
+async def test_a_terminal_of_a_user_is_theirs_alone() -> None:
+    async with sandkeep.create_sandbox() as box:
+        alice = await box.create_user("alice")
+        async with alice.open_interactive("sh", ["-c", "id -un; test -O $(tty) && echo mine"]) as terminal:
+            shown = b"".join([piece async for piece in terminal])
+        assert shown.split() == [b"alice", b"mine"] and terminal.returncode == 0
+        before = len(await box.processes())
+        with pytest.raises(NotFound) as caught:
+            async with box.as_user("nobody-here").open_interactive():
+                pass
+        assert (caught.value.kind, caught.value.name) == ("user", "nobody-here")
+        assert len(await box.processes()) == before
+
+
 async def test_a_terminal_is_told_its_new_size_and_hung_up_on_exit() -> None:
     async with sandkeep.create_sandbox() as box:
         async with box.open_interactive(

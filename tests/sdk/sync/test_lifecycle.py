@@ -240,8 +240,35 @@ def test_rollback_starts_the_next_session_from_an_earlier_snapshot(name: str) ->
         box.rollback(earlier)
         assert box.status is sandkeep.SessionStatus.STOPPED
         assert box.fs.read_text("v") == "1"
-        with pytest.raises(NotFound):
-            box.rollback("snap_nothing")
+
+
+def test_a_rollback_to_what_is_not_there_changes_nothing(name: str) -> None:
+    with sandkeep.create_sandbox(name) as box:
+        kept = box.snapshot()
+        gone = box.checkpoint()
+        sandkeep.delete_snapshot(gone.id)
+        process = box.create_process("sleep", ["60"])
+        for snapshot, error in (("snap_nothing", NotFound), (gone, SnapshotGone)):
+            with pytest.raises(error):
+                box.rollback(snapshot)
+        box.refresh()
+        assert box.status is sandkeep.SessionStatus.RUNNING and process.poll() is None
+        assert box.current_snapshot_id == kept.id
+
+
+def test_a_fork_of_a_running_sandbox_starts_from_its_current_snapshot(name: str) -> None:
+    with sandkeep.create_sandbox(name) as box:
+        box.fs.write_text("one", "1")
+        with box.fork() as fork:
+            assert fork.current_snapshot_id is None and not fork.fs.exists("one")
+        ended = box.snapshot()
+        box.fs.write_text("two", "2")
+        later = box.checkpoint()
+        with box.fork() as fork:
+            assert box.current_snapshot_id == ended.id == fork.current_snapshot_id
+            assert [entry.name for entry in fork.fs.listdir()] == ["one"]
+        with sandkeep.create_sandbox(source=sandkeep.SnapshotSource(later.id)) as other:
+            assert [entry.name for entry in other.fs.listdir()] == ["one", "two"]
 
 
 def test_a_fork_has_the_files_and_configuration_of_its_source(name: str) -> None:

@@ -227,6 +227,20 @@ def test_a_terminal_echoes_resizes_and_ends() -> None:
         assert terminal.returncode == 4 and terminal.wait() == 4
 
 
+def test_a_terminal_of_a_user_is_theirs_alone() -> None:
+    with sandkeep.create_sandbox() as box:
+        alice = box.create_user("alice")
+        with alice.open_interactive("sh", ["-c", "id -un; test -O $(tty) && echo mine"]) as terminal:
+            shown = b"".join([piece for piece in terminal])
+        assert shown.split() == [b"alice", b"mine"] and terminal.returncode == 0
+        before = len(box.processes())
+        with pytest.raises(NotFound) as caught:
+            with box.as_user("nobody-here").open_interactive():
+                pass
+        assert (caught.value.kind, caught.value.name) == ("user", "nobody-here")
+        assert len(box.processes()) == before
+
+
 def test_a_terminal_is_told_its_new_size_and_hung_up_on_exit() -> None:
     with sandkeep.create_sandbox() as box:
         with box.open_interactive(

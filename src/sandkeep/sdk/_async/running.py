@@ -11,9 +11,10 @@ from sandkeep.sdk import bodies
 from sandkeep.sdk._async.files import Files
 from sandkeep.sdk._async.process import QUIET_SECONDS, Process, items_of
 from sandkeep.sdk._async.recovery import Recovery
+from sandkeep.sdk._async.terminal import Terminal
 from sandkeep.sdk._async.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
-from sandkeep.sdk.concurrent import shielded
+from sandkeep.sdk.concurrent import Opening, shielded
 from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.values import CompletedProcess
 from sandkeep.wire import frames
@@ -168,6 +169,53 @@ class Runner:
             return Process(self._transport, read(CommandShown, answer).command, stdin=stdin)
 
         return await self._recovery.run(send)
+
+    def open_interactive(
+        self,
+        command: str = "/bin/bash",
+        args: Sequence[str] = (),
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        rows: int = 24,
+    ) -> Opening[Terminal]:
+        """Run a program on a terminal.
+
+        Args:
+            command: the program.
+            args: its arguments.
+            cwd: where it runs.
+            env: variables, over those of the sandbox; ``TERM`` is set unless given.
+            columns: width of the terminal.
+            rows: its height.
+
+        Returns:
+            The terminal: close it yourself, or use ``async with``, which hangs up on exit.
+
+        Raises:
+            NotFound: there is no such user. What is wrong with the program, the terminal's ``read`` tells.
+        """
+        variables = {"TERM": "xterm-256color", **(env or {})}
+        message = {
+            "type": "start",
+            "command": command,
+            "args": list(args),
+            "env": [f"{name}={value}" for name, value in variables.items()],
+            "cwd": cwd,
+            "cols": columns,
+            "rows": rows,
+        }
+
+        async def start() -> Terminal:
+            async def connect(session: str) -> Terminal:
+                terminal = Terminal(self._transport)
+                await terminal.open(session, message, user=self._user)
+                return terminal
+
+            return await self._recovery.run(connect)
+
+        return Opening(start)
 
 
 def _not_started(command: str) -> RequestTimeout:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Unpack
 
 from sandkeep.errors import (
-    InvalidRequest,
     NotFound,
     PathExists,
     SandkeepError,
@@ -23,17 +22,16 @@ from sandkeep.sdk._async.paging import Listing
 from sandkeep.sdk._async.process import Process
 from sandkeep.sdk._async.recovery import Recovery
 from sandkeep.sdk._async.running import Runner, SandboxUser
-from sandkeep.sdk._async.terminal import Terminal
 from sandkeep.sdk._async.transport import Transport, read, segment
 from sandkeep.sdk.bodies import UNCHANGED, Configuration, Duration, Unchanged
 from sandkeep.sdk.concurrent import Opening, shielded
+from sandkeep.sdk.known import KnownSandbox
 from sandkeep.sdk.network import NetworkEvent
 from sandkeep.sdk.queries import SessionQuery, SnapshotQuery
 from sandkeep.sdk.values import (
     Route,
     SandboxInfo,
     Session,
-    ShownPolicy,
     Snapshot,
     SnapshotNode,
     Stopped,
@@ -70,7 +68,7 @@ BOOT_SECONDS = 600.0
 STOP_SECONDS = 300.0
 
 
-class Sandbox(Runner):
+class Sandbox(KnownSandbox, Runner):
     """A named sandbox. Made by ``create_sandbox``, ``get_sandbox`` and their kin, never directly.
 
     What the properties say is what the server last told this handle; :meth:`refresh` asks again. Operations
@@ -95,117 +93,6 @@ class Sandbox(Runner):
         return f"<Sandbox {self.name} {self.status.value}>"
 
     # --- what is known -----------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """Unique in its project; never changes."""
-        return self._state.name
-
-    @property
-    def status(self) -> SessionStatus:
-        """The status of its latest session."""
-        return self._state.status
-
-    @property
-    def current_session(self) -> Session:
-        """Its latest session, running or over."""
-        return self._session
-
-    @property
-    def image(self) -> str | None:
-        """The image its sessions run on."""
-        return self._state.image
-
-    @property
-    def runtime(self) -> str | None:
-        """The runtime it was asked for by name."""
-        return self._state.runtime
-
-    @property
-    def resources(self) -> Resources:
-        """Processors and memory of new sessions."""
-        return self._state.resources
-
-    @property
-    def persistent(self) -> bool:
-        """Whether its files are kept between sessions."""
-        return self._state.persistent
-
-    @property
-    def tags(self) -> Mapping[str, str]:
-        """Labels to find it by."""
-        return self._state.tags
-
-    @property
-    def mounts(self) -> Mapping[str, Mount]:
-        """Drives, by where new sessions see them."""
-        return self._state.mounts
-
-    @property
-    def cwd(self) -> str:
-        """Where relative paths and processes start."""
-        return self._state.cwd
-
-    @property
-    def network_policy(self) -> ShownPolicy | None:
-        """What new sessions may reach, without the values rules inject."""
-        return self._state.network_policy
-
-    @property
-    def execution_time_limit(self) -> timedelta:
-        """How long each new session lives."""
-        return self._state.execution_time_limit
-
-    @property
-    def expires_at(self) -> datetime | None:
-        """When the running session will be stopped."""
-        return self._state.expires_at
-
-    @property
-    def current_snapshot_id(self) -> str | None:
-        """The snapshot the next session starts from."""
-        return self._state.current_snapshot_id
-
-    @property
-    def snapshot_expiration(self) -> timedelta | None:
-        """How long its snapshots live unless said otherwise; zero is for ever."""
-        return self._state.snapshot_expiration
-
-    @property
-    def snapshot_retention(self) -> SnapshotRetention | None:
-        """How many snapshots are kept."""
-        return self._state.snapshot_retention
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was created."""
-        return self._state.created_at
-
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        """Where its ports are reached."""
-        return self._routes
-
-    def url(self, port: int) -> str:
-        """Where a port of it is reached.
-
-        Raises:
-            InvalidRequest: the sandbox was not given this port.
-        """
-        for route in self._routes:
-            if route.port == port:
-                return route.url
-        known = ", ".join(str(route.port) for route in self._routes) or "none"
-        raise InvalidRequest(
-            f"port {port} of {self.name} is not open; open ports: {known}",
-            hint="give ports to create_sandbox() or update()",
-            field="port",
-        )
-
-    @property
-    def usage(self) -> Usage:
-        """What its sessions used that had ended when it was last asked."""
-        return self._state.usage
 
     async def current_usage(self) -> Usage:
         """What all its sessions used, the running one included. Asks the server."""
@@ -261,50 +148,6 @@ class Sandbox(Runner):
         path = f"/v2/sandboxes/sessions/{session_id or self._recovery.session}/cmd"
         shown = read(CommandList, await self._transport.request("GET", path))
         return [Process(self._transport, command, stdin=False) for command in shown.commands]
-
-    def open_interactive(
-        self,
-        command: str = "/bin/bash",
-        args: Sequence[str] = (),
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        columns: int = 80,
-        rows: int = 24,
-    ) -> Opening[Terminal]:
-        """Run a program on a terminal.
-
-        Args:
-            command: the program.
-            args: its arguments.
-            cwd: where it runs.
-            env: variables, over those of the sandbox; ``TERM`` is set unless given.
-            columns: width of the terminal.
-            rows: its height.
-
-        Returns:
-            The terminal: close it yourself, or use ``async with``, which hangs up on exit.
-        """
-        variables = {"TERM": "xterm-256color", **(env or {})}
-        message = {
-            "type": "start",
-            "command": command,
-            "args": list(args),
-            "env": [f"{name}={value}" for name, value in variables.items()],
-            "cwd": cwd,
-            "cols": columns,
-            "rows": rows,
-        }
-
-        async def start() -> Terminal:
-            async def connect(session: str) -> Terminal:
-                terminal = Terminal(self._transport)
-                await terminal.open(session, message)
-                return terminal
-
-            return await self._recovery.run(connect)
-
-        return Opening(start)
 
     def as_user(self, name: str) -> SandboxUser:
         """Act as an account of the sandbox. Whether it exists shows when it is used."""
@@ -461,23 +304,28 @@ class Sandbox(Runner):
         Nothing is lost: what a persistent sandbox's session had changed is in the snapshot its stop takes.
 
         Raises:
-            NotFound: there is no such snapshot; nothing has changed except that the session was stopped.
-            SnapshotGone: it was deleted or has expired.
+            NotFound: there is no such snapshot; nothing has changed.
+            SnapshotGone: it was deleted or has expired; nothing has changed, unless it was the snapshot of
+                the stop that pushed it out, as ``snapshot_retention`` has it.
         """
         chosen = snapshot if isinstance(snapshot, str) else snapshot.id
+        # Chosen first, so that what cannot be chosen stops nothing; again, since the stop chooses its own.
+        await self._patch({"currentSnapshotId": chosen})
         await self.refresh()
         if not self.status.is_final:
             await self.stop()
-        await self._patch({"currentSnapshotId": chosen})
+            await self._patch({"currentSnapshotId": chosen})
         return self
 
     def fork(
         self, name: str | None = None, *, destroy: bool = True, **changes: Unpack[Configuration]
     ) -> Opening[Sandbox]:
-        """A new sandbox with this one's configuration and current snapshot.
+        """A new sandbox with this one's configuration, which starts from its current snapshot.
 
-        What a running session changed since is not in it; to begin with that, create a sandbox from a
-        checkpoint: ``create_sandbox(source=SnapshotSource((await box.checkpoint()).id))``.
+        That is the one :attr:`current_snapshot_id` names: what its latest ended session left, or a rollback
+        chose; its image when there is none. What a running session changed since is not in the fork, and a
+        checkpoint does not become current. To begin with that, create a sandbox from one:
+        ``create_sandbox(source=SnapshotSource((await box.checkpoint()).id))``.
 
         Args:
             name: its name; generated when not given.
@@ -533,11 +381,6 @@ class Sandbox(Runner):
                 error.add_note(f"cleaning up sandbox {self.name} failed: {failure}")
 
     # --- how ---------------------------------------------------------------------------------------------
-
-    def _adopt(self, started: SandboxStarted) -> None:
-        self._state = SandboxInfo.of(started.sandbox)
-        self._session = Session.of(started.session)
-        self._routes = tuple(Route.of(route) for route in started.routes)
 
     async def _resume(self) -> bool:
         """Whether this started a session."""

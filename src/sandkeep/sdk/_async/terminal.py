@@ -47,10 +47,11 @@ class Terminal:
         """How the program ended; ``None`` while it runs."""
         return self._returncode
 
-    async def open(self, session: str, start: dict[str, Any]) -> None:
+    async def open(self, session: str, start: dict[str, Any], *, user: str | None) -> None:
         """Connect and start the program; called by whoever makes the terminal."""
         path = f"/v2/sandboxes/sessions/{session}/interactive"
-        opened = read(TerminalOpened, await self._transport.request("POST", path, json={}))
+        body = {} if user is None else {"user": user}
+        opened = read(TerminalOpened, await self._transport.request("POST", path, json=body))
         # Through our own way to the server: what it calls itself may not be how we reach it.
         below = "/" + opened.url.partition("://")[2].partition("/")[2].removeprefix("api/")
         handshake = Handshake()

@@ -14,7 +14,7 @@ from sandkeep.server.router import Table
 from sandkeep.server.routes.common import NEEDS_SESSION, REFUSALS, page_request
 from sandkeep.server.terminal import PATH
 from sandkeep.store.rows import SessionStatus
-from sandkeep.wire.additions import UsageShown
+from sandkeep.wire.additions import TerminalBody, UsageShown
 from sandkeep.wire.base import Body, given
 from sandkeep.wire.bodies import ExtendBody, SnapshotBody
 from sandkeep.wire.policies import PolicyBody
@@ -170,18 +170,24 @@ async def checkpoint_session(call: Call) -> Reply:
 @table.route(
     "POST",
     f"{_SESSION}/interactive",
-    summary="Open a terminal: where to connect, and with which one-time token",
-    request=Body,
+    summary="Open a terminal, as a user: where to connect, and with which one-time token",
+    request=TerminalBody,
     request_required=False,
     response=TerminalOpened,
     errors=(*REFUSALS, *NEEDS_SESSION),
 )
 async def open_terminal(call: Call) -> Reply:
+    body = await call.body(TerminalBody)
     scope, session = call.session()
     await call.engine.sessions.require(scope.project, session, Operation.TERMINAL)
+    user = given(body.user, None)
+    if user is not None:
+        # Looked at as that user, which tells whether there is one before anybody connects.
+        await call.engine.files.do(scope.project, session, "stat", path="/", user=user)
     # "http" to "ws" keeps the "s" of "https".
     url = call.origin().replace("http", "ws", 1) + PATH + session
-    return json_reply(TerminalOpened(url=url, token=call.app.terminals.issue(scope.project, session)))
+    token = call.app.terminals.issue(scope.project, session, user)
+    return json_reply(TerminalOpened(url=url, token=token))
 
 
 @table.route(
