@@ -8,7 +8,10 @@ from typing import Any
 from sandkeep.engine.context import Context
 from sandkeep.engine.lifecycle import Operation
 from sandkeep.engine.sessions import Sessions
-from sandkeep.host.driver import SessionRef
+from sandkeep.host.control import DIRECT_BYTES
+from sandkeep.host.driver import Download, SessionRef, Upload
+
+__all__ = ["DIRECT_BYTES", "Files"]
 
 
 class Files:
@@ -24,11 +27,17 @@ class Files:
         ref = await self._ref(project, session)
         return await self._context.driver.files(ref, operation, **arguments)
 
-    async def read(self, project: str, session: str, path: str, **arguments: Any) -> AsyncIterator[bytes]:
-        """The content of a file. Arguments: cwd, offset, length, user, root."""
+    async def open_read(
+        self, project: str, session: str, path: str, *, direct: bool, **arguments: Any
+    ) -> Download:
+        """A file, open; ``direct`` if it may be sent to a socket. Others: cwd, offset, length, user, root."""
         ref = await self._ref(project, session)
-        async for piece in self._context.driver.read_file(ref, path, **arguments):
-            yield piece
+        return await self._context.driver.open_read(ref, path, direct=direct, **arguments)
+
+    async def open_write(self, project: str, session: str, path: str, **arguments: Any) -> Upload | None:
+        """As ``write``, for content that is on a socket; ``None`` where that is not possible."""
+        ref = await self._ref(project, session)
+        return await self._context.driver.open_write(ref, path, **arguments)
 
     async def write(
         self, project: str, session: str, path: str, data: AsyncIterable[bytes], **arguments: Any

@@ -3,6 +3,9 @@
 ``Control`` keeps one multiplexed connection per session for small requests and opens one per file operation,
 which has its connection to itself. A supervisor that is gone is told apart from one that ended its session
 by the ``state.json`` it leaves.
+
+The content of large files need not come through here: ``Download`` and ``Upload`` let the supervisor send and
+receive it on a socket that it is handed for the purpose.
 """
 
 from __future__ import annotations
@@ -10,12 +13,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any, Final
 
 from sandkeep.errors import NotFound, SandkeepError, SessionStopped, TransportError, from_json
+from sandkeep.linux import sockets
 from sandkeep.supervisor import protocol
 
+DIRECT_BYTES: Final = 1 << 20
+"""From here on a socket is handed over; below, that costs more than it saves."""
 _PIECE: Final = 1 << 20
 
 
@@ -151,6 +158,35 @@ class Control:
             if isinstance(item, bytes):
                 yield item
 
+    async def open_read(self, *, direct: bool, **body: Any) -> Download:
+        """Open a file; ``direct`` if there is a socket to send it to, should it be large."""
+        if direct:
+            body["direct"] = DIRECT_BYTES
+        exchange = await self._open("read", body)
+        try:
+            return Download(exchange, await exchange.frame())
+        except BaseException:
+            exchange.close()
+            raise
+
+    async def open_write(self, **body: Any) -> Upload | None:
+        """Open a file for content on a socket; ``None`` if the supervisor is too old for that."""
+        if read_state(self._directory).get("protocol", 0) < protocol.DIRECT:
+            return None
+        exchange = await self._open("write", {"direct": True, **body})
+        try:
+            await exchange.frame()
+            return Upload(exchange)
+        except BaseException:
+            exchange.close()
+            raise
+
+    async def _open(self, operation: str, body: dict[str, Any]) -> _Exchange:
+        reader, writer = await connect(self._directory)
+        request = {"id": 1, "op": f"fs.{operation}", "generation": self._generation, **body}
+        writer.write(protocol.encode(request))
+        return _Exchange(self._directory, reader, writer)
+
     async def _exchange(
         self, operation: str, data: AsyncIterable[bytes] | None, body: dict[str, Any]
     ) -> AsyncIterator[bytes | dict[str, Any]]:
@@ -195,6 +231,98 @@ class Control:
             # The source failed: cut the connection, so that what was sent never becomes a file.
             writer.transport.abort()
             raise
+
+
+class _Exchange:
+    """A file operation under way, on a connection of its own."""
+
+    def __init__(self, directory: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._directory = directory
+        self._reader = reader
+        self._writer = writer
+        self.answered = False
+
+    async def frame(self) -> protocol.Frame:
+        """What the supervisor says next; refusals are raised."""
+        try:
+            body, blob = await read_frame(self._reader)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise gone(self._directory) from None
+        self.answered = body is not None and ("ok" in body or "error" in body)
+        if body is not None and "error" in body:
+            raise from_json(body["error"])
+        return body, blob
+
+    def hand_over(self, fd: int, *, left: int, first: bytes) -> None:
+        """Give a socket away. The supervisor has asked for it, so nothing else is on its way there."""
+        said = json.dumps({"left": left}).encode()
+        own = self._writer.get_extra_info("socket").fileno()
+        try:
+            with socket.socket(fileno=os.dup(own)) as sock:
+                sockets.send(sock, protocol.HEADER.pack(len(said), len(first)) + said, [fd])
+            self._writer.write(first)
+        except (OSError, RuntimeError):
+            raise gone(self._directory) from None
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Download:
+    """A file that was opened: its content comes in pieces, or is sent elsewhere if it has a ``length``."""
+
+    def __init__(self, exchange: _Exchange, first: protocol.Frame) -> None:
+        self._exchange = exchange
+        self._first = first
+        offer = (first[0] or {}).get("direct")
+        self.length: int | None = offer["length"] if offer else None
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """What a file holds that nobody offered to send elsewhere."""
+        body, blob = self._first
+        size = 0
+        while body is None:
+            size += len(blob)
+            yield blob
+            body, blob = await self._exchange.frame()
+        if size != body["ok"]["sent"]:
+            raise shrank()
+
+    async def send_to(self, fd: int) -> None:
+        """Have all of it sent on a socket."""
+        self._exchange.hand_over(fd, left=0, first=b"")
+        body, _ = await self._exchange.frame()
+        if body is None or body["ok"]["sent"] != self.length:
+            raise shrank()
+
+    async def aclose(self) -> None:
+        self._exchange.close()
+
+
+class Upload:
+    """A file that was opened and takes its content from a socket. Closed before that, it never was."""
+
+    def __init__(self, exchange: _Exchange) -> None:
+        self._exchange = exchange
+
+    @property
+    def answered(self) -> bool:
+        """Whether the supervisor has told how it went, and so has read everything it was to read."""
+        return self._exchange.answered
+
+    async def receive_from(self, fd: int, *, left: int, first: bytes) -> dict[str, Any]:
+        """Have ``first`` and then ``left`` bytes of a socket written."""
+        self._exchange.hand_over(fd, left=left, first=first)
+        body, _ = await self._exchange.frame()
+        answer: dict[str, Any] = (body or {})["ok"]
+        return answer
+
+    def close(self) -> None:
+        self._exchange.close()
+
+
+def shrank() -> TransportError:
+    return TransportError("the file became shorter while it was read")
 
 
 async def _write(writer: asyncio.StreamWriter, *pieces: bytes | memoryview) -> None:

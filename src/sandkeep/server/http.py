@@ -3,16 +3,19 @@
 Handlers never touch the connection: they read ``Request.body`` or iterate ``Request.stream``, and return a
 `Reply`. A body is read only by a handler that wants one and never beyond its limit. A `Stream` is sent as
 fast as the client reads it and is closed as soon as the client goes away.
+
+Where the listener allows it (there is a ``wire``) the connection itself can be lent to whoever is to have a
+large body, or to send one: `Request.lend` and `FileStream`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
-from sandkeep.errors import BodyTooLarge, InvalidRequest
+from sandkeep.errors import BodyTooLarge, InvalidRequest, SandkeepError
 from sandkeep.wire.base import encode
 
 Scope = MutableMapping[str, Any]
@@ -33,10 +36,36 @@ class StreamCut(Exception):
     """An answer was ended early because the server is going away."""
 
 
+class Wire(Protocol):
+    """The connection of a request, for those who can do without us."""
+
+    def cut(self) -> None: ...
+    def left(self) -> bool: ...
+    def lend_body(self) -> int | None: ...
+    def body_taken(self) -> None: ...
+    async def flushed(self) -> int | None: ...
+    def body_sent(self) -> None: ...
+
+
+class Upload(Protocol):
+    """Takes a body from a connection. ``answered``: all of it has been read, however it went."""
+
+    @property
+    def answered(self) -> bool: ...
+    async def receive_from(self, fd: int, *, left: int, first: bytes) -> dict[str, Any]: ...
+
+
+class Download(Protocol):
+    """Sends a body on a connection."""
+
+    async def send_to(self, fd: int) -> None: ...
+    async def aclose(self) -> None: ...
+
+
 class Request:
     """One HTTP request."""
 
-    __slots__ = ("_headers", "_query", "_receive", "body_read", "method", "path", "scope")
+    __slots__ = ("_headers", "_query", "_receive", "_torn", "body_read", "method", "path", "scope", "wire")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope = scope
@@ -46,6 +75,9 @@ class Request:
         self._headers: dict[bytes, bytes] | None = None
         self._query: dict[str, str] | None = None
         self.body_read = False
+        self._torn = False
+        """Nobody knows how much of the body has been read."""
+        self.wire: Wire | None = (scope.get("state") or {}).get("wire")
 
     def header(self, name: bytes) -> bytes | None:
         if self._headers is None:
@@ -108,11 +140,45 @@ class Request:
         piece: bytes = message.get("body", b"")
         return piece
 
+    async def lend(self, upload: Upload) -> dict[str, Any]:
+        """Have the body, whose length is known, read from the connection itself.
+
+        Raises what the upload does; the connection is closed after the answer if that leaves it unclear
+        where the next request begins.
+        """
+        size = self.content_length() or 0
+        first = await self._piece()
+        fd = None if first is None or self.wire is None else self.wire.lend_body()
+        if fd is None or self.wire is None or first is None:
+            raise ClientGone
+        self._torn = True
+        try:
+            answer = await upload.receive_from(fd, left=size - len(first), first=first)
+        except SandkeepError:
+            if upload.answered:
+                self._taken(self.wire)
+            if self.wire.left():
+                raise ClientGone from None
+            raise
+        except BaseException:
+            self.wire.cut()
+            raise
+        self._taken(self.wire)
+        return answer
+
+    def _taken(self, wire: Wire) -> None:
+        self._torn = False
+        if not self.body_read:
+            self.body_read = True
+            wire.body_taken()
+
     async def discard(self) -> bool:
         """Read what is left of the body, within reason, so that an early answer is seen.
 
         False: too much is left, or the client waits for permission to send; the connection has to be closed.
         """
+        if self._torn:
+            return False
         if self.body_read or not self._has_body():
             return True
         if self.header(b"expect") is not None or (self.content_length() or 0) > _LEFTOVER:
@@ -169,33 +235,28 @@ def json_reply(value: Any, *, status: int = 200) -> Reply:
     return Reply(encode(value), status=status)
 
 
-class Stream:
+class Closing(Protocol):
+    async def aclose(self) -> None: ...
+
+
+class Streaming:
     """An answer that is made while it is sent.
 
-    ``pieces`` is closed when the client goes away. Nothing tells a client of a failure after the first byte
+    Its source is closed when the client goes away. Nothing tells a client of a failure after the first byte
     but a connection that is cut, so a source that can fail says so in its own records instead.
     """
 
-    __slots__ = ("_soon", "headers", "pieces", "status")
+    __slots__ = ("_source", "headers", "status")
 
-    def __init__(
-        self,
-        content_type: str,
-        pieces: AsyncGenerator[bytes, None],
-        *,
-        status: int = 200,
-        soon: bool = False,
-    ) -> None:
-        """``soon``: the first piece is sure to come at once, and is waited for to be sent with the head."""
+    def __init__(self, content_type: str, source: Closing, *, status: int = 200) -> None:
         self.status = status
-        self.pieces = pieces
-        self._soon = soon
+        self._source = source
         self.headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
 
     async def send(self, request: Request, send: Send) -> None:
         if request.method == "HEAD":
-            await self.pieces.aclose()
-            await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+            await self._source.aclose()
+            await self._send_head(send)
             await send({"type": "http.response.body", "body": b""})
             return
         await request.discard()
@@ -205,7 +266,7 @@ class Stream:
         finished = False
         watcher.add_done_callback(lambda _: None if finished else task.cancel())
         try:
-            await self._send(send)
+            await self._send(request, send)
             finished = True
         except BaseException as error:
             finished = True
@@ -219,14 +280,60 @@ class Stream:
             raise
         finally:
             watcher.cancel()
-            await self.pieces.aclose()
+            await self._source.aclose()
 
-    async def _send(self, send: Send) -> None:
-        first = await anext(self.pieces, b"") if self._soon else b""
+    async def _send_head(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+
+    async def _send(self, request: Request, send: Send) -> None:
+        raise NotImplementedError
+
+
+class Stream(Streaming):
+    """Pieces, as they come."""
+
+    __slots__ = ("_pieces", "_soon")
+
+    def __init__(
+        self,
+        content_type: str,
+        pieces: AsyncGenerator[bytes, None],
+        *,
+        status: int = 200,
+        soon: bool = False,
+    ) -> None:
+        """``soon``: the first piece is sure to come at once, and is waited for to be sent with the head."""
+        super().__init__(content_type, pieces, status=status)
+        self._pieces = pieces
+        self._soon = soon
+
+    async def _send(self, request: Request, send: Send) -> None:
+        first = await anext(self._pieces, b"") if self._soon else b""
+        await self._send_head(send)
         ended = bool(first) and await _send_piece(send, first)
         while not ended:
-            ended = await _send_piece(send, await anext(self.pieces, _NO_MORE))
+            ended = await _send_piece(send, await anext(self._pieces, _NO_MORE))
+
+
+class FileStream(Streaming):
+    """So many bytes that somebody else puts on the connection."""
+
+    __slots__ = ("_download",)
+
+    def __init__(self, content_type: str, download: Download, length: int) -> None:
+        super().__init__(content_type, download)
+        self._download = download
+        self.headers.append((b"content-length", b"%d" % length))
+
+    async def _send(self, request: Request, send: Send) -> None:
+        assert request.wire is not None
+        await self._send_head(send)
+        fd = await request.wire.flushed()
+        if fd is None:
+            raise ClientGone
+        await self._download.send_to(fd)
+        request.wire.body_sent()
+        await send({"type": "http.response.body", "body": b""})
 
 
 class Last(bytes):

@@ -11,9 +11,10 @@ import socket
 import struct
 from asyncio import Transport
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -38,16 +39,71 @@ class HeadTooLarge(Exception):
 
 
 class Protocol(HttpToolsProtocol):
-    """Puts ``peer`` (unix sockets only) and ``abort`` into the state of every request."""
+    """Puts ``peer`` (unix sockets only), ``abort`` and ``wire`` into the state of every request.
+
+    ``wire`` is how somebody else gets to read a body, or send one, on the connection itself.
+    """
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # Ours alone: the dictionary handed to us is shared by all connections.
-        self.app_state = {**self.app_state, "abort": transport.abort}
+        self.app_state = {**self.app_state, "abort": self.cut, "wire": self}
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family == socket.AF_UNIX:
             self.app_state["peer"] = _peer(sock)
         self._head = 0
+
+    def cut(self) -> None:
+        """End the connection, for everybody who holds it."""
+        if not self.transport.is_closing():
+            with socket.socket(fileno=os.dup(self.fileno())) as own, suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
+        self.transport.abort()
+
+    def left(self) -> bool:
+        """Whether the client has closed the connection, as far as anybody can know who does not read it."""
+        if self.transport.is_closing():
+            return True
+        with socket.socket(fileno=os.dup(self.fileno())) as own:
+            try:
+                return not own.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+
+    def fileno(self) -> int:
+        fd: int = self.transport.get_extra_info("socket").fileno()
+        return fd
+
+    def lend_body(self) -> int | None:
+        """Read nothing until told so; the connection, unless it is gone. What was read has been delivered."""
+        if self.transport.is_closing():
+            return None
+        self.flow.pause_reading()
+        return self.fileno()
+
+    def body_taken(self) -> None:
+        """Somebody has read the rest of the body: what is on the connection next is another request."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.on_message_complete()
+        self.flow.resume_reading()
+
+    async def flushed(self) -> int | None:
+        """The connection, once all that was sent is on it; ``None`` if it is gone."""
+        if self.transport.is_closing():
+            return None
+        # Tells us to pause if anything is waiting, and to go on when nothing is.
+        self.transport.set_write_buffer_limits(high=0)
+        await self.flow.drain()
+        if self.transport.is_closing():
+            return None
+        self.transport.set_write_buffer_limits()
+        return self.fileno()
+
+    def body_sent(self) -> None:
+        """Somebody has sent the whole body that was announced."""
+        self.cycle.expected_content_length = 0
 
     def on_message_begin(self) -> None:
         self._head = 0

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from sandkeep.server.http import Reply, Stream
+from sandkeep.server.http import Reply, Streaming
 from sandkeep.wire.openapi import Route
 
 if TYPE_CHECKING:
     from sandkeep.server.app import Call
 
-Handler = Callable[["Call"], Awaitable[Reply | Stream]]
+Handler = Callable[["Call"], Awaitable[Reply | Streaming]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,8 @@ class Stream:
         self._left = 0
         """Bytes of the current data frame still to be read."""
         self._ended = False
+        self._last = False
+        """The current data frame is the last one."""
 
     def rest(self) -> bytes:
         return bytes(self._buffer)
@@ -192,6 +194,9 @@ class Stream:
         if self._ended:
             return b""
         while self._left == 0:
+            if self._last:
+                self._ended = True
+                return b""
             json_length, blob_length = protocol.decode_header(self._exactly(protocol.HEADER.size))
             if json_length:
                 body = protocol.decode_json(self._exactly(json_length))
@@ -210,6 +215,29 @@ class Stream:
                 raise ConnectionResetError("client went away")
         self._left -= len(data)
         return data
+
+    def take_socket(self, request: Any, facts: dict[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
+        """Say that a connection may be handed over now, and wait for it and what is said with it.
+
+        What is then left of that frame is the only data to ``read``.
+        """
+        if self._buffer:
+            raise protocol.ProtocolError("sent before it was asked for")
+        self.sock.sendall(protocol.encode({"id": request, "direct": facts}))
+        data, fds = sockets.receive(self.sock, protocol.HEADER.size + (1 << 16))
+        try:
+            if not data:
+                raise ConnectionResetError("client went away")
+            self._buffer += data
+            json_length, self._left = protocol.decode_header(self._exactly(protocol.HEADER.size))
+            body = protocol.decode_json(self._exactly(json_length))
+            if len(fds) != 1:
+                raise protocol.ProtocolError(f"expected one descriptor, not {len(fds)}")
+            self._last = True
+            return socket.socket(fileno=fds.pop()), body
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def skip_input(self) -> None:
         """Read and forget what the client still sends, so that it sees our answer instead of a reset."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 from sandkeep.errors import TransportError
 from sandkeep.linux import syscalls
+from sandkeep.supervisor.passage import Incoming
 from sandkeep.supervisor.tree import proc_path
+
+T = TypeVar("T", bytes, int)
 
 Source = Callable[[int], bytes]
 """Returns up to that many bytes, ``b""`` at the end. Runs with the file rights of the acting identity."""
@@ -26,18 +30,33 @@ class InPlace:
         self.written = 0
 
     def fill(self, source: Source) -> None:
-        while True:
+        while chunk := _arrived(lambda: source(_CHUNK)):
+            self._write(chunk)
+        if isinstance(source, Incoming):
+            while count := _arrived(source.fetch):
+                self._empty(source.pipe, count)
+
+    def _write(self, chunk: bytes) -> None:
+        view = memoryview(chunk)
+        while view:
+            count = os.write(self.fd, view)
+            self.written += count
+            view = view[count:]
+
+    def _empty(self, pipe: int, count: int) -> None:
+        """Move what is in a pipe to the file."""
+        while count:
             try:
-                chunk = source(_CHUNK)
+                moved = os.splice(pipe, self.fd, count)
+                self.written += moved
             except OSError as error:
-                raise TransportError(f"the content stopped arriving: {error}") from error
-            if not chunk:
-                return
-            view = memoryview(chunk)
-            while view:
-                count = os.write(self.fd, view)
-                self.written += count
-                view = view[count:]
+                if error.errno != errno.EINVAL:
+                    raise
+                # Not possible where a file is appended to, and on some file systems.
+                chunk = os.read(pipe, min(count, _CHUNK))
+                moved = len(chunk)
+                self._write(chunk)
+            count -= moved
 
     def publish(self, *, replace: bool) -> None:
         pass
@@ -94,6 +113,13 @@ class Draft(InPlace):
 
     def _link(self, name: bytes) -> None:
         os.link(proc_path(self.fd), name, dst_dir_fd=self._parent, follow_symlinks=True)
+
+
+def _arrived(fetch: Callable[[], T]) -> T:
+    try:
+        return fetch()
+    except OSError as error:
+        raise TransportError(f"the content stopped arriving: {error}") from error
 
 
 def temporary_name() -> bytes:

@@ -14,23 +14,31 @@ from sandkeep.errors import InternalError, InvalidRequest, SandkeepError
 from sandkeep.supervisor import protocol
 from sandkeep.supervisor.archive import archive
 from sandkeep.supervisor.connection import Stream
+from sandkeep.supervisor.drafts import Source
 from sandkeep.supervisor.extract import extract
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import Identity
+from sandkeep.supervisor.passage import Incoming, Passage
 from sandkeep.supervisor.tar import TarReader, TarWriter
 from sandkeep.supervisor.watching import Watcher
-
-_PIECE: Final = 1 << 20
 
 
 class Call:
     """One operation under way."""
 
     def __init__(
-        self, files: SessionFiles, stream: Stream, body: dict[str, Any], identity: Identity, cwd: str
+        self,
+        files: SessionFiles,
+        stream: Stream,
+        request: Any,
+        body: dict[str, Any],
+        identity: Identity,
+        cwd: str,
     ) -> None:
         self.files = files
         self.stream = stream
+        self.request = request
+        self.incoming: Incoming | None = None
         self.body = body
         self.identity = identity
         self.cwd = cwd
@@ -53,6 +61,27 @@ class Call:
             raise InvalidRequest(f"{name} must be true or false", field=name)
         return value
 
+    def passage(self, **facts: Any) -> tuple[Passage, int]:
+        """The client's connection, and how many bytes of it are content."""
+        sock, said = self.stream.take_socket(self.request, facts)
+        return Passage(sock, self.stream.sock), int(said["left"])
+
+    def source(self) -> Source:
+        if not self.flag("direct"):
+            return self.stream.read
+        self.incoming = Incoming(self.passage, self.stream.read)
+        return self.incoming
+
+    def skip_input(self) -> None:
+        if self.incoming is not None:
+            self.incoming.skip()
+        else:
+            self.stream.skip_input()
+
+    def close(self) -> None:
+        if self.incoming is not None:
+            self.incoming.close()
+
 
 def serve(
     stream: Stream,
@@ -64,12 +93,20 @@ def serve(
     cwd: str,
 ) -> None:
     """Carry out one operation and answer it."""
-    takes_data = op in _TAKES_DATA
+    call = Call(files, stream, request, body, identity, cwd)
+    try:
+        _serve(call, op)
+    finally:
+        call.close()
+
+
+def _serve(call: Call, op: str) -> None:
+    stream, request = call.stream, call.request
     try:
         operation = _OPERATIONS.get(op)
         if operation is None:
             raise InvalidRequest(f"unknown operation fs.{op}", field="op")
-        result = operation(Call(files, stream, body, identity, cwd))
+        result = operation(call)
     except SandkeepError as error:
         failure = error
     except (OSError, protocol.ProtocolError):
@@ -79,8 +116,8 @@ def serve(
     else:
         stream.answer(request, result)
         return
-    if takes_data:
-        stream.skip_input()
+    if op in _TAKES_DATA:
+        call.skip_input()
     stream.refuse(request, failure)
 
 
@@ -107,6 +144,14 @@ def _read(call: Call) -> dict[str, Any]:
         length=call.number("length"),
     )
     try:
+        direct = call.number("direct")
+        if direct is not None and opened.length >= direct:
+            passage, _ = call.passage(length=opened.length)
+            try:
+                sent = passage.send_file(opened.fd, opened.offset, opened.length)
+            finally:
+                passage.close()
+            return {"size": opened.size, "sent": sent}
         left, position = opened.length, opened.offset
         while left > 0:
             sent = call.stream.send_file(opened.fd, position, min(left, protocol.MAX_BLOB))
@@ -122,7 +167,7 @@ def _read(call: Call) -> dict[str, Any]:
 def _write(call: Call) -> dict[str, Any]:
     written = call.files.write(
         call.text("path"),
-        call.stream.read,
+        call.source(),
         call.identity,
         cwd=call.cwd,
         mode=call.number("mode"),

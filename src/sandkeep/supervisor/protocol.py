@@ -7,6 +7,11 @@ connection the client sends requests ``{"id", "op", …}``; every request gets e
 A ``fs.*`` operation has its connection to itself until it is answered. Its content travels as data frames (a
 blob and no JSON), from the client up to an ``{"end": true}`` frame, or to the client before the answer.
 
+Content can also travel past this connection, where ``fs.read`` (of at least so many bytes) or ``fs.write`` is
+asked for with ``direct``: the supervisor says ``{"id", "direct": {…}}`` once the file is open, and is then
+given a socket with a frame ``{"left": n}``, the data of which comes before n bytes of that socket. Whatever
+the answer, the supervisor has then read all n. Since protocol 2.
+
 The version is part of every ``hello``: supervisors outlive the programs that started them, so a client must
 be ready to meet an older one.
 """
@@ -17,7 +22,9 @@ import json
 import struct
 from typing import Any, Final
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
+DIRECT: Final = 2
+"""The first one that takes content from a socket."""
 OLDEST: Final = 1
 """The oldest protocol a client of this version still speaks."""
 

@@ -24,7 +24,7 @@ from sandkeep.errors import (
     from_json,
 )
 from sandkeep.host import control
-from sandkeep.host.driver import Capabilities, ProcessSpec, SessionRef, SessionSpec
+from sandkeep.host.driver import Capabilities, Download, ProcessSpec, SessionRef, SessionSpec, Upload
 from sandkeep.host.layers.btrfs import create_data_directory
 from sandkeep.host.native import network
 from sandkeep.linux import cgroup, sockets
@@ -532,6 +532,16 @@ class NativeDriver:
                 entries += json.loads(line)
             answer["entries"] = entries
         return answer
+
+    async def open_read(
+        self, ref: SessionRef, path: str, *, direct: bool, **arguments: Any
+    ) -> Download:
+        """A file to be read; ``direct`` if the content of a large one can go to a socket."""
+        return await self.control(ref).open_read(direct=direct, path=path, **arguments)
+
+    async def open_write(self, ref: SessionRef, path: str, **arguments: Any) -> Upload | None:
+        """A file to be written with what is on a socket; ``None`` if its supervisor cannot do that."""
+        return await self.control(ref).open_write(path=path, **arguments)
 
     def read_file(self, ref: SessionRef, path: str, **arguments: Any) -> AsyncIterator[bytes]:
         return self.control(ref).read("read", path=path, **arguments)

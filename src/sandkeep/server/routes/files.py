@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from sandkeep.engine.files import DIRECT_BYTES
 from sandkeep.server import show
-from sandkeep.server.http import Reply, Stream, json_reply, started
+from sandkeep.server.http import FileStream, Reply, Stream, Streaming, json_reply, started
 from sandkeep.server.output import batched
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import NEEDS_SESSION, REFUSALS
@@ -79,17 +81,32 @@ def _start(call: Call, body: Any) -> dict[str, Any]:
     response_types=(OCTETS,),
     errors=_FAILURES,
 )
-async def read_file(call: Call) -> Stream:
+async def read_file(call: Call) -> Streaming:
     body = await call.body(ReadBody)
+    return await _content(call, body.path, **_start(call, body))
+
+
+async def _content(call: Call, path: str, **arguments: Any) -> Streaming:
     scope, session = call.session()
-    pieces = call.engine.files.read(scope.project, session, body.path, **_start(call, body))
-    return Stream(OCTETS, await started(pieces))
+    direct = call.request.wire is not None and call.request.method != "HEAD"
+    opened = await call.engine.files.open_read(scope.project, session, path, direct=direct, **arguments)
+    if opened.length is not None:
+        return FileStream(OCTETS, opened, opened.length)
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        try:
+            async for piece in opened.pieces():
+                yield piece
+        finally:
+            await opened.aclose()
+
+    return Stream(OCTETS, await started(pieces()))
 
 
 @table.route(
     "POST",
     f"{_OFFICIAL}/write",
-    summary="Unpack a tar archive, compressed with gzip unless its type says otherwise, below X-Cwd",
+    summary="Unpack a tar archive, plain or compressed with gzip, below X-Cwd",
     request=GZIP,
     response=Empty,
     errors=(*_FAILURES, "payload_too_large"),
@@ -98,8 +115,7 @@ async def write_files(call: Call) -> Reply:
     scope, session = call.session()
     row = call.engine.sessions.get(scope.project, session)
     cwd = call.request.text_header(b"x-cwd") or row.cwd
-    kind = (call.request.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-    await call.engine.files.extract(scope.project, session, call.upload(), cwd=cwd, gzip=kind != TAR.encode())
+    await call.engine.files.extract(scope.project, session, call.upload(), cwd=cwd)
     return json_reply(Empty())
 
 
@@ -136,18 +152,15 @@ async def make_directory(call: Call) -> Reply:
     response_types=(OCTETS,),
     errors=_FAILURES,
 )
-async def read_content(call: Call) -> Stream:
+async def read_content(call: Call) -> Streaming:
     query = call.query(ReadContentQuery)
-    scope, session = call.session()
-    pieces = call.engine.files.read(
-        scope.project,
-        session,
+    return await _content(
+        call,
         query.path,
         offset=query.offset,
         **known(length=given(query.length, None)),
         **_acting(call, query),
     )
-    return Stream(OCTETS, await started(pieces))
 
 
 @table.route(
@@ -162,17 +175,22 @@ async def read_content(call: Call) -> Stream:
 async def write_content(call: Call) -> Reply:
     query = call.query(WriteContentQuery)
     scope, session = call.session()
-    written = await call.engine.files.write(
-        scope.project,
-        session,
-        query.path,
-        call.upload(),
-        parents=query.parents,
-        append=query.append,
-        exclusive=query.exclusive,
-        **known(mode=given(query.mode, None), size=call.request.content_length()),
+    size = call.request.content_length()
+    arguments = {
+        "parents": query.parents,
+        "append": query.append,
+        "exclusive": query.exclusive,
+        **known(mode=given(query.mode, None), size=size),
         **_acting(call, query),
-    )
+    }
+    files = call.engine.files
+    if call.request.wire is not None and DIRECT_BYTES <= (size or 0) <= call.config.max_upload_bytes:
+        upload = await files.open_write(scope.project, session, query.path, **arguments)
+        if upload is not None:
+            with closing(upload):
+                done = await call.request.lend(upload)
+            return json_reply(Written(bytes_written=done["bytes_written"]))
+    written = await files.write(scope.project, session, query.path, call.upload(), **arguments)
     return json_reply(Written(bytes_written=written))
 
 
