@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -175,7 +176,10 @@ def test_a_supervisor_that_comes_late_finds_its_session_given_up(lab: Lab) -> No
     answer = json.loads(lab.do(driver._ask_for("late")))
     assert answer["error"]["code"] == WrongState.code
     assert lab.do(driver.state(ref))["status"] == "aborted"
-    assert not driver.alive("late")
+    until = time.monotonic() + 10
+    while driver.alive("late"):  # it has answered, and is about to go
+        assert time.monotonic() < until
+        time.sleep(0.01)
     shutil.rmtree(directory)
 
 
