@@ -44,7 +44,7 @@ class Wire(Protocol):
     def lend_body(self) -> int | None: ...
     def body_taken(self) -> None: ...
     async def flushed(self) -> int | None: ...
-    def body_sent(self) -> None: ...
+    def body_sent(self, receive: Receive) -> None: ...
 
 
 class Upload(Protocol):
@@ -165,6 +165,14 @@ class Request:
             raise
         self._taken(self.wire)
         return answer
+
+    async def answer_with(self, download: Download) -> None:
+        """Have the body of the answer, which was announced, put on the connection itself."""
+        fd = None if self.wire is None else await self.wire.flushed()
+        if fd is None or self.wire is None:
+            raise ClientGone
+        await download.send_to(fd)
+        self.wire.body_sent(self._receive)
 
     def _taken(self, wire: Wire) -> None:
         self._torn = False
@@ -326,13 +334,8 @@ class FileStream(Streaming):
         self.headers.append((b"content-length", b"%d" % length))
 
     async def _send(self, request: Request, send: Send) -> None:
-        assert request.wire is not None
         await self._send_head(send)
-        fd = await request.wire.flushed()
-        if fd is None:
-            raise ClientGone
-        await self._download.send_to(fd)
-        request.wire.body_sent()
+        await request.answer_with(self._download)
         await send({"type": "http.response.body", "body": b""})
 
 

@@ -101,9 +101,12 @@ class Protocol(HttpToolsProtocol):
         self.transport.set_write_buffer_limits()
         return self.fileno()
 
-    def body_sent(self) -> None:
-        """Somebody has sent the whole body that was announced."""
-        self.cycle.expected_content_length = 0
+    def body_sent(self, receive: Any) -> None:
+        """Somebody has sent the whole body that was announced to the request which is read by ``receive``.
+
+        That is a method of what counts the bytes of its answer. ``self.cycle`` may be a later one.
+        """
+        receive.__self__.expected_content_length = 0
 
     def on_message_begin(self) -> None:
         self._head = 0

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -533,9 +534,7 @@ class NativeDriver:
             answer["entries"] = entries
         return answer
 
-    async def open_read(
-        self, ref: SessionRef, path: str, *, direct: bool, **arguments: Any
-    ) -> Download:
+    async def open_read(self, ref: SessionRef, path: str, *, direct: bool, **arguments: Any) -> Download:
         """A file to be read; ``direct`` if the content of a large one can go to a socket."""
         return await self.control(ref).open_read(direct=direct, path=path, **arguments)
 
@@ -543,8 +542,11 @@ class NativeDriver:
         """A file to be written with what is on a socket; ``None`` if its supervisor cannot do that."""
         return await self.control(ref).open_write(path=path, **arguments)
 
-    def read_file(self, ref: SessionRef, path: str, **arguments: Any) -> AsyncIterator[bytes]:
-        return self.control(ref).read("read", path=path, **arguments)
+    async def read_file(self, ref: SessionRef, path: str, **arguments: Any) -> AsyncIterator[bytes]:
+        opened = await self.open_read(ref, path, direct=False, **arguments)
+        async with aclosing(opened):
+            async for piece in opened.pieces():
+                yield piece
 
     async def watch(
         self, ref: SessionRef, path: str, **arguments: Any

@@ -1,0 +1,150 @@
+"""File content that a supervisor takes from, and puts on, a socket it was handed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandkeep.errors import PathPermission, TransportError
+from sandkeep.host import control
+from tests.lab import Box, Lab
+from tests.labs import MODES, Ask, common, everywhere, opened
+
+SIZE = control.DIRECT_BYTES
+
+
+@pytest.fixture(scope="module", params=MODES)
+def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
+    yield from opened(request)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    theirs, ours = socket.socketpair()
+    theirs.setblocking(False)
+    ours.settimeout(20)
+    return theirs, ours
+
+
+async def _upload(box: Box, path: str, sock: socket.socket, **options: Any) -> dict[str, Any]:
+    upload = await box.lab.driver.open_write(box.ref, path, size=SIZE, **options)
+    assert upload is not None
+    try:
+        return await upload.receive_from(sock.fileno(), left=SIZE - 7, first=b"already")
+    finally:
+        upload.close()
+
+
+def _put(box: Box, path: str, content: bytes, **options: Any) -> dict[str, Any]:
+    theirs, ours = _pair()
+    with theirs, ours:
+        sender = threading.Thread(target=ours.sendall, args=(content[7:] + b"next request",))
+        sender.start()
+        try:
+            return box.lab.do(_upload(box, path, theirs, **options))
+        finally:
+            sender.join()
+            assert theirs.recv(100) == b"next request"
+
+
+@everywhere
+def test_content_goes_both_ways_and_not_a_byte_further(lab: Lab) -> None:
+    box = common(lab)
+    content = b"already" + os.urandom(SIZE - 7)
+    assert _put(box, "direct", content, mode=0o640) == {"bytes_written": SIZE}
+    assert box.read("direct") == content
+    found = box.files("stat", path="direct")
+    assert (found["mode"], found["size"]) == (0o640, SIZE)
+    box.write("appended", b"before ")
+    _put(box, "appended", content, append=True)
+    assert box.read("appended") == b"before " + content
+
+    async def download(sock: socket.socket) -> None:
+        opened = await lab.driver.open_read(box.ref, "direct", direct=True)
+        assert opened.length == SIZE
+        await opened.send_to(sock.fileno())
+        await opened.aclose()
+
+    theirs, ours = _pair()
+    with theirs, ours:
+        got = bytearray()
+        reader = threading.Thread(target=lambda: _read(ours, SIZE, got))
+        reader.start()
+        lab.do(download(theirs))
+        reader.join()
+    assert got == content
+
+
+def _read(sock: socket.socket, size: int, into: bytearray) -> None:
+    while len(into) < size:
+        into += sock.recv(1 << 16)
+
+
+@everywhere
+def test_what_is_refused_is_never_asked_for(lab: Lab) -> None:
+    box = common(lab)
+
+    async def open_refused() -> None:
+        await lab.driver.open_write(box.ref, "/proc/sys/kernel/hostname/x", size=SIZE)
+
+    with pytest.raises(Exception, match="write"):
+        lab.do(open_refused())
+    if lab.driver.mode != "single":
+        box.files("mkdir", path="/closed", root=True, mode=0o700)
+        with pytest.raises(PathPermission):
+            _refused_for_user(box)
+
+
+def _refused_for_user(box: Box) -> None:
+    async def open_closed() -> None:
+        await box.lab.driver.open_write(box.ref, "/closed/x", size=SIZE)
+
+    box.lab.do(open_closed())
+
+
+@everywhere
+def test_given_up_or_cut_off_nothing_appears(lab: Lab) -> None:
+    box = common(lab)
+
+    async def give_up() -> None:
+        theirs, ours = _pair()
+        with theirs, ours:
+            ours.sendall(b"x" * 1000)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(_upload(box, "given-up", theirs), 0.3)
+
+    async def cut_off() -> None:
+        theirs, ours = _pair()
+        with theirs:
+            ours.sendall(b"x" * 1000)
+            ours.close()
+            with pytest.raises(TransportError, match="went away"):
+                await _upload(box, "cut-off", theirs)
+
+    lab.do(give_up())
+    lab.do(cut_off())
+    names = {entry["name"] for entry in box.files("list", path=".")["entries"]}
+    assert not names & {"given-up", "cut-off"}
+    assert not [name for name in names if name.startswith(".sandkeep")]
+
+
+@everywhere
+def test_an_older_supervisor_is_not_handed_anything(lab: Lab) -> None:
+    box = lab.box()
+    path = f"{box.directory}/state.json"
+    with open(path, encoding="ascii") as handle:
+        state = json.load(handle)
+    with open(path, "w", encoding="ascii") as handle:
+        json.dump(state | {"protocol": 1}, handle)
+
+    async def open_old() -> object:
+        return await lab.driver.open_write(box.ref, "x", size=SIZE)
+
+    assert lab.do(open_old()) is None
+    box.remove()
