@@ -11,9 +11,10 @@ from contextlib import AsyncExitStack
 import sandkeep
 from benchmarks import memory
 from benchmarks import references as ref
+from benchmarks.counters import spent
 from benchmarks.lab import Lab, gather
 from benchmarks.latency import echo
-from benchmarks.rows import MEGABYTES, RATE, Budget, Row, row
+from benchmarks.rows import MEGABYTES, RATE, Budget, Row, Series, row
 
 CLIENTS = 16
 CONNECTIONS = 200
@@ -22,9 +23,7 @@ CONNECTIONS = 200
 async def rates(lab: Lab) -> list[Row]:
     server = await lab.server()
     made: list[sandkeep.Sandbox] = []
-    creates: list[float] = []
-    runs: list[float] = []
-    bare: list[float] = []
+    creates, runs, bare = Series(), Series(), Series()
     async with AsyncExitStack() as held:
         clients = [await held.enter_async_context(server.client()) for _ in range(CLIENTS)]
         boxes = await asyncio.gather(*(_create(client) for client in clients))
@@ -37,11 +36,11 @@ async def rates(lab: Lab) -> list[Row]:
             await echo(boxes[number])
 
         for _ in range(lab.rounds(6, 3)):
-            creates.append(await _rate(create, lab.rounds(96, 48)))
+            await _rate(creates, create, lab.rounds(96, 48))
             await gather([box.destroy() for box in made])
             made.clear()
             await asyncio.sleep(0.5)
-            runs.append(await _rate(run, lab.rounds(1600, 480)))
+            await _rate(runs, run, lab.rounds(1600, 480))
             bare.append(await asyncio.to_thread(_bare_rate, lab.rounds(800, 320)))
         await gather([box.destroy() for box in boxes])
     return [
@@ -67,16 +66,18 @@ async def _create(client: sandkeep.Client) -> sandkeep.Sandbox:
     return await client.create_sandbox(persistent=False)
 
 
-async def _rate(do: Callable[[int], Awaitable[None]], times: int) -> float:
+async def _rate(series: Series, do: Callable[[int], Awaitable[None]], times: int) -> None:
     """Each client does its share, one after another; an error ends everything."""
 
     async def client(number: int) -> None:
         for _ in range(times // CLIENTS):
             await do(number)
 
-    began = time.perf_counter()
+    done = times // CLIENTS * CLIENTS
+    before, began = spent(), time.perf_counter()
     await asyncio.gather(*(client(number) for number in range(CLIENTS)))
-    return times // CLIENTS * CLIENTS / (time.perf_counter() - began)
+    series.append(done / (time.perf_counter() - began))
+    series.costs.append((spent() - before) / done)
 
 
 def _bare_rate(times: int) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.rows import Row
 from sandkeep import __version__
 
-_HEAD = ("what", "median", "p99", "reference", "ratio", "budget", "")
+_HEAD = ("what", "median", "p99", "cpu", "reference", "ratio", "budget", "")
 
 
 def machine() -> dict[str, Any]:
@@ -48,11 +48,19 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.name,
         "" if row.median is None else f"{_figure(row.median)} {row.unit}",
         "" if row.p99 is None or row.samples < 3 else _figure(row.p99),
+        _cost(row),
         reference,
         "" if row.ratio is None else f"{row.ratio:.2f}",
         row.budget or "",
         last,
     )
+
+
+def _cost(row: Row) -> str:
+    """Instructions where they are counted, they say more; else time."""
+    if row.instructions is not None:
+        return f"{_figure(row.instructions / 1e6)} M"
+    return "" if row.cpu_ms is None else f"{_figure(row.cpu_ms)} ms"
 
 
 def _figure(value: float) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
+
+from benchmarks.counters import Cost, spent
 
 T = TypeVar("T")
 
@@ -54,6 +56,9 @@ class Row:
     reference: str | None = None
     reference_median: float | None = None
     ratio: float | None = None
+    cpu_ms: float | None = None
+    """CPU of all processes involved, per repetition."""
+    instructions: float | None = None
     budget: str | None = None
     met: bool | None = None
     note: str = ""
@@ -65,6 +70,27 @@ class Row:
 def not_measured(name: str, why: str) -> Row:
     """A row that says why it has no figures."""
     return Row(name, note=f"not measured: {why}")
+
+
+class Series(list[float]):
+    """Samples of one thing, and what each cost."""
+
+    def __init__(self, values: Iterable[float] = (), *, costs: Iterable[Cost] = ()) -> None:
+        super().__init__(values)
+        self.costs = list(costs)
+
+    def _median(self, values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
+
+    @property
+    def cpu_ms(self) -> float | None:
+        seconds = self._median([cost.cpu_seconds for cost in self.costs])
+        return None if seconds is None else seconds * 1000
+
+    @property
+    def instructions(self) -> float | None:
+        return self._median([cost.instructions for cost in self.costs])
 
 
 def row(
@@ -98,6 +124,8 @@ def row(
         None if reference is None else reference[0],
         other,
         ratio,
+        samples.cpu_ms if isinstance(samples, Series) else None,
+        samples.instructions if isinstance(samples, Series) else None,
         None if budget is None else budget.text(unit),
         met,
         note,
@@ -108,19 +136,21 @@ class Samples:
     """Seconds by name. Names that were never timed have no samples."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, list[float]] = defaultdict(list)
+        self._series: dict[str, Series] = defaultdict(Series)
 
-    def __getitem__(self, what: str) -> list[float]:
-        return self._seconds[what]
+    def __getitem__(self, what: str) -> Series:
+        return self._series[what]
 
     def add(self, what: str, value: float) -> None:
-        self._seconds[what].append(value)
+        self._series[what].append(value)
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
+        before = spent()
         started = time.perf_counter()
         yield
-        self._seconds[what].append(time.perf_counter() - started)
+        self._series[what].append(time.perf_counter() - started)
+        self._series[what].costs.append(spent() - before)
 
     async def wait(self, what: str, work: Awaitable[T]) -> T:
         with self.of(what):
