@@ -83,7 +83,8 @@ def test_lists_are_narrowed_and_sorted(cli: Program, name: str, three: list[str]
     assert [each["name"] for each in tagged["sandboxes"]] == [three[1]]
     down = cli("ls", "--json", "--name-prefix", name, "--sort-order", "desc").json
     assert [each["name"] for each in down["sandboxes"]] == three[::-1]
-    assert cli("ls", "--tag", "no=such").err == "nothing found\n"
+    assert "--all looks" in cli("ls", "--tag", "no=such").err
+    assert cli("ls", "--all", "--tag", "no=such").err == "no such sandbox\n"
 
 
 def test_several_are_done_although_one_fails(cli: Program, name: str, three: list[str]) -> None:
@@ -163,3 +164,26 @@ def test_quiet_leaves_results_only(cli: Program, box: str) -> None:
 def test_colours_and_cursor_movements_stay_out_of_pipes(cli: Program, box: str) -> None:
     for done in (cli("ls"), cli("stop", box), cli("ls", env={"TERM": "xterm-256color"})):
         assert b"\x1b" not in done.out and "\x1b" not in done.err
+
+
+def test_where_a_sandbox_is_said_to_be_is_recorded(cli: Program, name: str) -> None:
+    def recorded(of: str = name) -> tuple[str, list[str], str | None]:
+        found = cli("config", "list", of, "--json").json
+        return found["region"], found["failoverRegions"], found["networkId"]
+
+    where = ["--region", "fra1", "--failover-regions", "sfo1,hnd1", "--network-id", "net_1"]
+    cli("create", "--name", name, *where)
+    assert recorded() == ("fra1", ["sfo1", "hnd1"], "net_1")
+    assert "sfo1, hnd1" in cli("config", "list", name).text
+    cli("fork", name, "--name", f"{name}-2", "--region", "syd1")
+    assert recorded(f"{name}-2")[0] == "syd1"
+    assert cli("config", "region", name, "cdg1", "--json").json["region"] == "cdg1"
+    cli("config", "failover-regions", name, "none")
+    cli("config", "network-id", name, "none")
+    assert recorded() == ("cdg1", [], None)
+    cli("run", "--name", f"{name}-3", *where, "--", "true")
+    assert recorded(f"{name}-3") == ("fra1", ["sfo1", "hnd1"], "net_1")
+    cli("rm", name, f"{name}-2", f"{name}-3")
+    assert "own region" in cli.fails("create", "--region", "a", "--failover-regions", "a", status=2)
+    cli("drives", "get-or-create", name, "--region", "fra1")
+    cli("drives", "rm", name)

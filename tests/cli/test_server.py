@@ -112,6 +112,8 @@ def test_a_token_is_needed_and_can_be_given_in_three_ways(cli: Program, server: 
     without("--token", server.token, "ls")
     without("ls", env={"SANDKEEP_TOKEN": server.token})
     assert "sandkeep token create" in without.fails("exec", "x", "true", status=125)
+    assert "token is needed" in without("status").text
+    assert without("status", "--json").json["sandboxes"] is None
 
 
 def test_the_hint_for_more_does_not_show_the_token(server: ServerProcess, cli: Program, name: str) -> None:
@@ -140,6 +142,32 @@ def test_tokens_are_made_listed_and_revoked(server: ServerProcess) -> None:
     assert "sandkeep token ls" in here.fails("token", "revoke", "tok_none", "--team", TEAM)
     assert here("token", "create", "--team", "t", "--project", "p").text.startswith("sk_")
     assert "no tokens" in here("token", "ls", "--team", "nobody").err
+
+
+def test_a_token_is_by_default_for_what_is_seen_without_one(
+    server: ServerProcess, local: Program, name: str
+) -> None:
+    here = Program({"SANDKEEP_HOME": str(server.data)})
+    made = here("token", "create", "--name", name, "--json").json
+    local("create", "-q", "--name", name)
+    using = Program({"SANDKEEP_URL": server.url, "SANDKEEP_TOKEN": made["token"]})
+    assert using("ls", "--name-prefix", name, "--json").json["sandboxes"][0]["name"] == name
+    using("rm", name)
+    assert made["id"] in [each["id"] for each in here("token", "ls", "--json").json]
+    assert here("token", "revoke", made["id"]).text == f"revoked {made['id']}\n"
+    using.fails("ls")
+
+
+def test_who_needs_no_token_can_name_the_team(local: Program, cli: Program, box: str) -> None:
+    local.fails("config", "list", box)
+    for args in (["--team", TEAM], ["--scope", TEAM]):
+        where = [*args, "--project", PROJECT]
+        assert local("config", "list", box, "--json", *where).json["name"] == box
+        assert local(*where, "exec", box, "echo", "hi").text == "hi\n"
+    there = {"SANDKEEP_TEAM": TEAM, "SANDKEEP_PROJECT": PROJECT}
+    assert box in local("ls", "--name-prefix", box, env=there).text
+    cli("ls", "--team", TEAM)
+    assert "does not act for this team" in cli.fails("ls", "--team", "others")
 
 
 def test_names_are_completed_from_a_server_that_runs(cli: Program, box: str) -> None:

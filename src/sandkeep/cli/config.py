@@ -12,7 +12,7 @@ import click
 from sandkeep.cli import options, show
 from sandkeep.cli.framework import App, Group, argument, command, option, sandbox_argument
 from sandkeep.cli.output import lifetime, pairs, span
-from sandkeep.cli.values import DURATION, LIFETIME, TRUTH
+from sandkeep.cli.values import DURATION, LIFETIME, NUMBER, REGIONS, TRUTH, NumberType
 from sandkeep.types import MAX_RETAINED, Mount, Resources, SnapshotRetention
 
 if TYPE_CHECKING:
@@ -28,11 +28,19 @@ config = Group(
 def list_(app: App, name: str) -> None:
     """Show the configuration of a sandbox."""
     box = app.sandbox(name)
+    placement = app.client.placement_of(name)
     if app.json:
-        app.out.json(show.sandbox(box, routes=True))
+        app.out.json({**show.sandbox(box, routes=True), **placement})
         return
-    rows = _rows(box)
-    app.out.table(("FIELD", "VALUE"), [(field, value) for field, value in rows])
+    app.out.table(("FIELD", "VALUE"), [*_rows(box), *_placed(placement)])
+
+
+def _placed(placement: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("Region", placement["region"] or "-"),
+        ("Failover regions", ", ".join(placement["failoverRegions"]) or "-"),
+        ("Network id", placement["networkId"] or "-"),
+    ]
 
 
 def _rows(box: Sandbox) -> list[tuple[str, str]]:
@@ -95,7 +103,7 @@ def value(kind: Any, metavar: str, help_text: str) -> Callable[[Any], Any]:
     return argument("value", type=kind, metavar=metavar, help=help_text)
 
 
-@_changing("vcpus", value(int, "COUNT", "1 or an even number; each has 2048 MB of memory."))
+@_changing("vcpus", value(NUMBER, "COUNT", "1 or an even number; each has 2048 MB of memory."))
 def vcpus(box: Sandbox, value: int) -> dict[str, Any]:
     """Change the number of processors, and the memory with it."""
     return {"resources": Resources(value)}
@@ -169,7 +177,7 @@ def snapshot_expiration(box: Sandbox, value: timedelta) -> dict[str, Any]:
 
 @_changing(
     "keep-last-snapshots",
-    value(click.IntRange(0, MAX_RETAINED), "COUNT", "How many; 0 keeps all."),
+    value(NumberType(0, MAX_RETAINED), "COUNT", "How many; 0 keeps all."),
 )
 def keep_last_snapshots(box: Sandbox, value: int) -> dict[str, Any]:
     """Keep only the newest snapshots of a sandbox."""
@@ -210,3 +218,45 @@ def current_snapshot(app: App, name: str, snapshot: str) -> None:
 
 
 config.add_command(current_snapshot)
+
+
+def _placing(
+    name: str,
+    key: str,
+    decorator: Callable[[Any], Any],
+    about: str,
+    given: Callable[[Any], Any] = lambda it: it,
+) -> None:
+    """A command that changes what is recorded of where a sandbox is."""
+
+    def change(app: App, name: str, value: Any) -> None:
+        box = app.sandbox(name)
+        recorded = app.client.place(name, {key: given(value)})
+        if app.json:
+            app.out.json({**show.sandbox(box, routes=True), **recorded})
+        else:
+            _changed(app, box)
+
+    change.__doc__ = about
+    config.add_command(command(name)(sandbox_argument()(decorator(change))))
+
+
+_placing(
+    "region",
+    "region",
+    value(str, "REGION", "Any name, such as fra1."),
+    "Record a region for official clients. Sandboxes run where their server is.",
+)
+_placing(
+    "failover-regions",
+    "failoverRegions",
+    value(REGIONS, "REGION,...|none", "Any names but the region's own; none removes them."),
+    "Record failover regions for official clients. Replaces all; nothing fails over here.",
+)
+_placing(
+    "network-id",
+    "networkId",
+    value(str, "NETWORK_ID|none", "Any text; none removes it."),
+    "Record a private network for official clients. 'config network-policy' says what may be reached.",
+    lambda text: None if text == "none" else text,
+)

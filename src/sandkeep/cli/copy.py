@@ -52,8 +52,10 @@ def cp(app: App, source: str, target: str, ignore: tuple[str, ...]) -> None:
 
     Paths in a sandbox start in its working directory unless they begin with a slash. When the target is a
     directory, or ends with a slash, the copy goes into it under its own name; otherwise the target is the
-    name of the copy. Modes and links are kept, owners are not.
+    name of the copy. Directories it needs are made. Modes and links are kept, owners are not.
     """
+    if not source or not target:
+        raise click.UsageError(f"{'TARGET' if source else 'SOURCE'} is empty")
     here, there = place(source), place(target)
     if (here.sandbox is None) == (there.sandbox is None):
         side = "both are on this machine" if here.sandbox is None else "both are in sandboxes"

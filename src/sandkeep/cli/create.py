@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from sandkeep.cli import options, show
 from sandkeep.cli.ending import Ended
-from sandkeep.cli.execute import SHELL, perform
+from sandkeep.cli.execute import BARE, SHELL, perform
 from sandkeep.cli.framework import App, command, option, sandbox_argument, sandbox_names
-from sandkeep.cli.run import ENDING, opened
+from sandkeep.cli.run import ENDING, opened, silent
 
 if TYPE_CHECKING:
     from sandkeep.sync import Sandbox
@@ -35,6 +35,7 @@ def create(app: App, name: str | None, connect: bool, silent: bool, **values: An
 
     Prints its name and where its ports are reached.
     """
+    app.client.placement = options.placement(values)
     with app.busy(f"Creating {name or 'a sandbox'}"):
         box = app.client.create_sandbox(name, **options.configuration(values))
     _made(app, box, silent=silent, connect=connect)
@@ -59,6 +60,7 @@ def fork(app: App, name: str, new: str | None, connect: bool, silent: bool, **va
     it until it stops. 'sandkeep create --snapshot' starts from a checkpoint. Options replace what would be
     copied, entirely.
     """
+    app.client.placement = options.placement(values)
     with app.busy(f"Forking {name}"):
         box = app.client.fork_sandbox(name, new, **options.changes(values))
     _made(app, box, silent=silent, connect=connect)
@@ -72,8 +74,7 @@ def _made(app: App, box: Sandbox, *, silent: bool, connect: bool) -> None:
         for route in box.routes:
             app.note(f"port {route.port} is at {route.url}")
     if connect:
-        how = {"env": (), "workdir": None, "sudo": False, "no_extend_timeout": False, "interactive": True}
-        raise Ended(perform(app, box, SHELL, how))
+        raise Ended(perform(app, box, SHELL, BARE))
 
 
 @command(
@@ -94,6 +95,7 @@ def _made(app: App, box: Sandbox, *, silent: bool, connect: bool) -> None:
 @options.run_sandbox
 @options.how_to_run
 @options.extend
+@silent
 @option("--rm", "remove", is_flag=True, section=ENDING, help="Remove the sandbox.")
 @option("--stop", is_flag=True, section=ENDING, help="Stop the sandbox and keep its files.")
 def sh(app: App, name: str | None, **values: Any) -> None:
@@ -103,6 +105,6 @@ def sh(app: App, name: str | None, **values: Any) -> None:
     """
     with opened(app, name, values, throw_away=False) as box:
         status = perform(app, box, SHELL, {**values, "interactive": True, "timeout": None})
-        if name is None and not values["remove"]:
+        if name is None and not values["remove"] and not values["silent"]:
             app.note(f"'sandkeep connect {box.name}' goes on there, 'sandkeep rm {box.name}' removes it")
     raise Ended(status)

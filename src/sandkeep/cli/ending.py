@@ -51,7 +51,7 @@ _LISTED_BY: Final = {
     "process": "sandkeep ps NAME --all",
     "image": "sandkeep images ls",
     "secret": "sandkeep secret ls",
-    "token": "sandkeep token ls --team TEAM",
+    "token": "sandkeep token ls",
 }
 
 
@@ -87,7 +87,7 @@ def guarded(name: str, args: list[str]) -> int:
     except SandkeepError as error:
         if debug:
             raise
-        say(error.message, hint_for(error))
+        say(error.message, hint_for(error, name))
         return status_of(error, running=name in RUNNING)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -128,23 +128,30 @@ def say(message: str, hint: str | None = None) -> None:
         print(f"  {clean(hint)}", file=sys.stderr)
 
 
-def hint_for(error: SandkeepError) -> str | None:
-    """What to run next: what the error says itself, unless that is meant for programs."""
+def hint_for(error: SandkeepError, command: str = "") -> str | None:
+    """What to run next: what the error says itself, unless that is meant for programs.
+
+    ``command``: what was run, if what it missed could be got and it be run again.
+    """
     if isinstance(error, NotFound) and error.details.get("image"):
-        wanted = error.details["image"]
-        return f"'sandkeep images pull {wanted}' fetches it, 'sandkeep images ls' shows what there is"
-    return error.hint or _command_for(error)
+        fetch = f"'sandkeep images pull {error.details['image']}' fetches it, " if command else ""
+        return f"{fetch}'sandkeep images ls' shows what there is"
+    return error.hint or _command_for(error, command)
 
 
-def _command_for(error: SandkeepError) -> str | None:
+def _command_for(error: SandkeepError, command: str) -> str | None:
     if isinstance(error, SnapshotGone):
         return "'sandkeep snapshots ls' shows which are left, 'sandkeep rollback' goes back to one"
     if isinstance(error, NotFound):
-        listed = _LISTED_BY.get(str(error.details.get("kind")), "")
+        kind, missing = error.details.get("kind"), error.details.get("name")
+        if kind == "drive" and command not in ("", "drives"):
+            return f"'sandkeep drives get-or-create {missing}' makes it, 'sandkeep drives ls' shows others"
+        listed = _LISTED_BY.get(str(kind), "")
         listed = listed.replace("NAME", str(error.details.get("sandbox", "NAME")))
         return f"'{listed}' shows what there is" if listed else None
     if isinstance(error, NameTaken):
-        return "'sandkeep connect' opens a shell in it, 'sandkeep rm' removes it"
+        taken = error.details.get("name", "NAME")
+        return f"'sandkeep connect {taken}' opens a shell in it, 'sandkeep rm {taken}' removes it"
     if isinstance(error, DriveAttached):
         return "stop the sandbox that has it: 'sandkeep drives ls' says which"
     if isinstance(error, Unauthenticated):
@@ -167,6 +174,11 @@ def _misused(name: str, error: click.UsageError) -> int:
 def _in_our_words(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption):
         return f"no option {error.option_name}"
+    if isinstance(error, click.BadOptionUsage):
+        wants = error.message.endswith("requires an argument.")
+        return f"{error.option_name} {'needs a' if wants else 'takes no'} value"
+    if error.message.startswith("Got unexpected extra argument"):
+        return f"unexpected: {error.message.partition('(')[2].removesuffix(')')}"
     if isinstance(error, click.BadParameter) and error.param is not None and error.ctx is not None:
         name = error.param.get_error_hint(error.ctx).replace("'", "")
         missing = isinstance(error, click.MissingParameter)

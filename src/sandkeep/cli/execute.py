@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi")
 """The best shell the sandbox has."""
+BARE = {"env": (), "workdir": None, "sudo": False, "no_extend_timeout": False, "interactive": True}
+"""How a shell is run that nothing was said about."""
 
 
 class WithCommand(Command):
@@ -51,7 +53,9 @@ class WithCommand(Command):
                 names.append(rest.pop(0))
                 continue
             ours.append(rest.pop(0))
-            if _wants_value(item, takes_value) and rest:
+            if _wants_value(item, takes_value):
+                if not rest:
+                    return ours  # a value is missing, which is said before anything else
                 ours.append(rest.pop(0))
         return [*ours, "--", *names, *rest]
 

@@ -10,20 +10,33 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sandkeep.cli.output import Output
+from sandkeep.cli.output import Output, span
 from sandkeep.cli.progress import Bar, busy
+from sandkeep.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from sandkeep.sync import Client, Sandbox
+    from sandkeep.cli.client import Client
+    from sandkeep.sync import Sandbox
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 OPTIONS, COMMON = "Options", "Common options"
+_OPTION_OF = {
+    "allow_subnets": "allowed_cidr",
+    "deny_subnets": "denied_cidr",
+    "domains": "allowed_domain",
+    "execution_time_limit": "timeout",
+    "failoverRegions": "failover_regions",
+    "networkId": "network_id",
+    "snapshot_retention": "keep_last_snapshots",
+}
+"""Options whose names are not those of the fields they set."""
 WIDTH = 100
 """Columns of help text, where the terminal has as many."""
 
@@ -38,6 +51,7 @@ class App:
         self._url: str | None = values.get("url")
         self._token: str | None = values.get("token")
         self._project: str | None = values.get("project")
+        self._team: str | None = values.get("team") or os.environ.get("SANDKEEP_TEAM") or None
         self.out = Output(quiet=self.quiet)
         if self.data_dir is not None:
             # Named on this command line, so it counts for more than a server from the environment.
@@ -47,9 +61,9 @@ class App:
     @cached_property
     def client(self) -> Client:
         """The server, reached when it is first asked something; started when it is ours and does not run."""
-        from sandkeep.sync import Client
+        from sandkeep.cli.client import Client
 
-        return Client(self._url, token=self._token, project=self._project)
+        return Client(self._url, token=self._token, project=self._project, team=self._team)
 
     def close(self) -> None:
         if "client" in self.__dict__:
@@ -86,11 +100,6 @@ class Option(click.Option):
         super().__init__(*args, **kwargs)
         self.section = section
 
-    def get_help_extra(self, ctx: click.Context) -> Any:
-        extra = super().get_help_extra(ctx)
-        extra.pop("range", None)  # x between inequality signs is not how anybody says it
-        return extra
-
 
 class Argument(click.Argument):
     """An argument with a line of help."""
@@ -98,6 +107,10 @@ class Argument(click.Argument):
     def __init__(self, *args: Any, help: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.about = help
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """What it is called in a sentence: without what usage lines have around it."""
+        return (self.metavar or "").strip("[]").removeprefix("--] ").removesuffix("...")
 
 
 def option(*names: str, section: str = OPTIONS, **kwargs: Any) -> Callable[[F], F]:
@@ -144,6 +157,12 @@ def _common(*, connection: bool, json: bool) -> list[click.Parameter]:
         add("--url", metavar="URL", help="The server: http(s)://… or unix:///path [env: SANDKEEP_URL]")
         add("--token", metavar="TOKEN", help="Who asks [env: SANDKEEP_TOKEN]")
         add("--project", metavar="PROJECT", help="Where names are looked up [env: SANDKEEP_PROJECT]")
+        add(
+            "--team",
+            "--scope",
+            metavar="TEAM",
+            help="Whose project; a token knows its own [env: SANDKEEP_TEAM]",
+        )
     add("--data-dir", metavar="PATH", help="Where sandboxes live on this machine [env: SANDKEEP_HOME]")
     add("-q", "--quiet", is_flag=True, help="Print results and errors only.")
     add("--debug", is_flag=True, help="Show a traceback when something fails.")
@@ -169,12 +188,30 @@ class Command(click.Command):
         ctx.obj = App(values)
         try:
             return super().invoke(ctx)
+        except InvalidRequest as error:
+            error.message = self._in_our_terms(error)
+            error.hint = error.hint or f"'{ctx.command_path} --help' explains it"
+            raise
         except BrokenPipeError:
             from sandkeep.cli.ending import ReaderGone
 
             raise ReaderGone from None
         finally:
             ctx.obj.close()
+
+    def _in_our_terms(self, error: InvalidRequest) -> str:
+        """What cannot be, by the name of the option that said it."""
+        field, problem = str(error.details.get("field", "")), error.details.get("problem", error.message)
+        root, _, inside = field.partition("[")
+        root = root.partition(".")[0]
+        if inside.startswith('"'):
+            problem = f"{inside[1:-2]!r} {problem}"
+        if "maximum_ms" in error.details:
+            problem = f"a session lives {span(timedelta(milliseconds=error.maximum_ms))} at most"
+        for param in self.params:
+            if isinstance(param, Option) and param.name in (root, _OPTION_OF.get(root)):
+                return f"{param.opts[-1]}: {problem}"
+        return error.message if "maximum_ms" not in error.details else problem
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return ["-h", "--help"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sandkeep.cli.framework import App, option, options
+from sandkeep.cli.values import NumberType
 
 if TYPE_CHECKING:
     from sandkeep.sync import Page
@@ -18,20 +19,23 @@ T = TypeVar("T")
 
 PAGING = "Paging"
 
+CURSOR = option(
+    "--cursor", metavar="CURSOR", section=PAGING, help="Where an earlier page said that it goes on."
+)
 paging = options(
     option(
         "--sort-order", type=click.Choice(["asc", "desc"]), section=PAGING, help="Ascending or descending."
     ),
     option(
         "--limit",
-        type=click.IntRange(1, 100),
+        type=NumberType(1, 100),
         default=50,
         metavar="NUMBER",
         show_default=True,
         section=PAGING,
         help="How many at once, up to 100.",
     ),
-    option("--cursor", metavar="CURSOR", section=PAGING, help="Where an earlier page said that it goes on."),
+    CURSOR,
 )
 
 
@@ -53,6 +57,11 @@ def paged(
         app.out.table(headers, [row(item) for item in page.items])
     else:
         app.note(empty)
+    more(app, page)
+
+
+def more(app: App, page: Page[T]) -> None:
+    """The command for the next page, if there is one."""
     if page.next is not None:
         app.note(f"\nMore results: {_again(page.next)}")
 

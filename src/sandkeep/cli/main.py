@@ -72,11 +72,20 @@ COMMANDS: Final = {
 
 ALIASES: Final = {"list": "ls", "remove": "rm", "copy": "cp", "ssh": "connect"}
 
+_NOT_NEEDED: Final = {
+    "login": "there is nothing to log in to; for a server over TCP give --token or SANDKEEP_TOKEN",
+    "logout": "there is nothing to log out of; a token is given with --token or SANDKEEP_TOKEN",
+    "telemetry": "nothing is collected",
+}
+"""Commands people know from elsewhere, and why there are none here."""
+
 _LEADING_FLAGS: Final = {"--debug": "SANDKEEP_DEBUG", "--quiet": "SANDKEEP_QUIET", "-q": "SANDKEEP_QUIET"}
 _LEADING_VALUES: Final = {
     "--url": "SANDKEEP_URL",
     "--token": "SANDKEEP_TOKEN",
     "--project": "SANDKEEP_PROJECT",
+    "--team": "SANDKEEP_TEAM",
+    "--scope": "SANDKEEP_TEAM",
     "--data-dir": "SANDKEEP_HOME",
 }
 
@@ -153,8 +162,10 @@ def _leading(args: list[str]) -> list[str] | None:
         elif name in ("-h", "--help", "-V", "--version"):
             break
         else:
-            print(f"sandkeep: no option {name} before a command", file=sys.stderr)
-            print("  sandkeep --help lists the commands", file=sys.stderr)
+            lacking = name in _LEADING_VALUES
+            problem = f"{name} needs a value" if lacking else f"no option {name} before a command"
+            print(f"sandkeep: {problem}", file=sys.stderr)
+            print("  'sandkeep --help' lists the commands", file=sys.stderr)
             return None
     return args
 
@@ -163,7 +174,12 @@ def _unknown(name: str) -> int:
     from difflib import get_close_matches
 
     close = get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
+    if name in _NOT_NEEDED:
+        hint = _NOT_NEEDED[name]
+    elif close:
+        hint = f"did you mean 'sandkeep {close[0]}'?"
+    else:
+        hint = "'sandkeep --help' lists the commands"
     print(f"sandkeep: no command {name!r}", file=sys.stderr)
-    hint = f"did you mean 'sandkeep {close[0]}'?" if close else "'sandkeep --help' lists the commands"
     print(f"  {hint}", file=sys.stderr)
     return 2

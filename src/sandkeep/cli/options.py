@@ -8,16 +8,28 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 
 from sandkeep.cli.framework import option, options
-from sandkeep.cli.values import DURATION, LIFETIME, MOUNT, PORT, TAG, TRUTH, VARIABLE
+from sandkeep.cli.values import (
+    DURATION,
+    LIFETIME,
+    MOUNT,
+    NUMBER,
+    PORT,
+    REGIONS,
+    TAG,
+    TRUTH,
+    VARIABLE,
+    NumberType,
+)
 from sandkeep.types import MAX_RETAINED, NetworkPolicy, Resources, SnapshotRetention, SnapshotSource
 
 if TYPE_CHECKING:
     from sandkeep.sync import Configuration, NewConfiguration
 
-SANDBOX, NETWORK, SNAPSHOTS, COMMAND = (
+SANDBOX, NETWORK, SNAPSHOTS, RECORDED, COMMAND = (
     "Sandbox options",
     "Network options",
     "Snapshot options",
+    "Recorded for official clients, without effect here",
     "Command options",
 )
 
@@ -56,7 +68,7 @@ _snapshots = options(
     option("--snapshot-expiration", type=LIFETIME, section=SNAPSHOTS, help="How long snapshots live."),
     option(
         "--keep-last-snapshots",
-        type=click.IntRange(1, MAX_RETAINED),
+        type=NumberType(1, MAX_RETAINED),
         metavar="COUNT",
         section=SNAPSHOTS,
         help="Keep only so many snapshots, the newest.",
@@ -69,6 +81,23 @@ _snapshots = options(
         type=TRUTH,
         section=SNAPSHOTS,
         help="Delete a snapshot when a newer one pushes it out (the default), or let it expire.",
+    ),
+)
+
+region = option("--region", metavar="REGION", section=RECORDED, help="A region; any name.")
+_recorded = options(
+    region,
+    option(
+        "--failover-regions",
+        type=REGIONS,
+        section=RECORDED,
+        help="Regions to take over; any names but the region's own.",
+    ),
+    option(
+        "--network-id",
+        metavar="NETWORK_ID",
+        section=RECORDED,
+        help="A private network; --network-policy and the like say what may be reached.",
     ),
 )
 
@@ -94,7 +123,7 @@ _size = options(
     option("--timeout", type=DURATION, section=SANDBOX, help="How long a session may live [default: 5m]"),
     option(
         "--vcpus",
-        type=int,
+        type=NUMBER,
         metavar="COUNT",
         section=SANDBOX,
         help="Processors: 1 or an even number, each with 2048 MB of memory [default: 2]",
@@ -140,11 +169,18 @@ _origin = options(
 
 DEFAULT_ENV: Final = "Variable for every process in it; KEY alone takes the value from here. Can be repeated."
 new_sandbox = options(
-    _origin, _size, variables(SANDBOX, DEFAULT_ENV), tags("-t", "--tag"), _tail, network, _snapshots
+    _origin,
+    _size,
+    variables(SANDBOX, DEFAULT_ENV),
+    tags("-t", "--tag"),
+    _tail,
+    network,
+    _snapshots,
+    _recorded,
 )
-run_sandbox = options(_origin, _size, tags("--tag"), _tail, network, _snapshots)
+run_sandbox = options(_origin, _size, tags("--tag"), _tail, network, _snapshots, _recorded)
 forked_sandbox = options(
-    _size, variables(SANDBOX, DEFAULT_ENV), tags("-t", "--tag"), _tail, network, _snapshots
+    _size, variables(SANDBOX, DEFAULT_ENV), tags("-t", "--tag"), _tail, network, _snapshots, _recorded
 )
 
 how_to_run = options(
@@ -201,6 +237,12 @@ def configuration(values: Mapping[str, Any]) -> NewConfiguration:
     if values.get("snapshot"):
         found["source"] = SnapshotSource(values["snapshot"])
     return found
+
+
+def placement(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the options record of a new sandbox."""
+    given = {"region": "region", "failoverRegions": "failover_regions", "networkId": "network_id"}
+    return {key: values[name] for key, name in given.items() if values.get(name) is not None}
 
 
 def changes(values: Mapping[str, Any]) -> Configuration:

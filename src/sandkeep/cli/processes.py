@@ -13,7 +13,9 @@ from sandkeep.cli import show
 from sandkeep.cli.follow import show as show_output
 from sandkeep.cli.framework import App, argument, command, option, sandbox_argument
 from sandkeep.cli.output import ago, span
+from sandkeep.cli.values import NumberType
 from sandkeep.errors import NotFound
+from sandkeep.sdk.bodies import signal_number
 from sandkeep.types import ProcessStatus
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ _PROCESS = argument(
 @sandbox_argument()
 @_PROCESS
 @option("-f", "--follow", is_flag=True, help="Go on until the process ends.")
-@option("--since-offset", type=click.IntRange(0), default=0, metavar="BYTES", help="Skip so many bytes.")
+@option("--since-offset", type=NumberType(0), default=0, metavar="BYTES", help="Skip so many bytes.")
 def logs(app: App, name: str, process: str | None, follow: bool, since_offset: int) -> None:
     """Show what a process printed, from its durable log: while it runs, or long after.
 
@@ -113,9 +115,10 @@ def _records(app: App, process: Process, *, offset: int, follow: bool) -> None:
 @option("-s", "--signal", default="TERM", show_default=True, metavar="SIGNAL", help="By name or number.")
 def kill(app: App, name: str, process: str | None, signal: str) -> None:
     """Send a signal to a process and everything in its group."""
+    number = signal_number(int(signal) if signal.isdecimal() else signal)
     box = app.sandbox(name)
     found = _process(box, process, running=process is None)
-    found.send_signal(int(signal) if signal.isdecimal() else signal)
+    found.send_signal(number)
     if app.json:
         app.out.json({"process": found.id, "signal": signal.upper().removeprefix("SIG")})
     else:

@@ -13,7 +13,7 @@ import click
 
 from sandkeep.cli import options
 from sandkeep.cli.ending import Ended
-from sandkeep.cli.execute import WithCommand, perform
+from sandkeep.cli.execute import BARE, SHELL, WithCommand, perform
 from sandkeep.cli.framework import App, argument, command, option, sandbox_names
 from sandkeep.errors import NotFound
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ENDING = "When it ends"
 _LOOK_SECONDS = 1.0
+
+silent = option("--silent", is_flag=True, section=ENDING, help="Do not print the name of a new sandbox.")
 
 
 class Run(WithCommand):
@@ -48,7 +50,12 @@ class Run(WithCommand):
         ("with a terminal", "sandkeep run -it -- bash"),
     ],
 )
-@argument("command", nargs=-1, required=True, metavar="[--] COMMAND...", help="What to run.")
+@argument(
+    "command",
+    nargs=-1,
+    metavar="[--] COMMAND...",
+    help="What to run. With --connect it may be left out.",
+)
 @option(
     "--name",
     metavar="NAME",
@@ -61,6 +68,13 @@ class Run(WithCommand):
 @options.how_to_run
 @options.interactive
 @options.extend
+@option(
+    "--connect",
+    is_flag=True,
+    section=options.COMMAND,
+    help="Open a shell in the sandbox first; the command runs when it is left.",
+)
+@silent
 @option("--rm", "remove", is_flag=True, section=ENDING, help="Remove the sandbox, also a named one.")
 @option("--stop", is_flag=True, section=ENDING, help="Stop the sandbox and keep its files.")
 def run(app: App, command: tuple[str, ...], name: str | None, **values: Any) -> None:
@@ -71,8 +85,12 @@ def run(app: App, command: tuple[str, ...], name: str | None, **values: Any) -> 
     """
     if values["remove"] and values["stop"]:
         raise click.UsageError("--rm and --stop cannot be given together")
+    if not command and not values["connect"]:
+        raise click.UsageError("COMMAND is missing")
     with opened(app, name, values, throw_away=name is None and not values["stop"]) as box:
-        status = perform(app, box, command, {**values, "timeout": None})
+        status = perform(app, box, SHELL, BARE) if values["connect"] else 0
+        if command:
+            status = perform(app, box, command, {**values, "timeout": None})
     raise Ended(status)
 
 
@@ -81,6 +99,7 @@ def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bo
     """A sandbox by name, or a new one; at the end it is removed, stopped, or left as it is."""
     # Variables are for the command, so that they are not kept with the sandbox.
     wanted = options.configuration({**values, "env": ()})
+    app.client.placement = options.placement(values)
     with _ended_by_signals():
         if name is not None:
             box = _found_or_made(app, name, wanted)
@@ -90,7 +109,8 @@ def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bo
         else:
             with app.busy("Starting a sandbox"):
                 box = app.client.create_sandbox(None, **wanted)
-            app.note(f"sandbox {box.name}")
+            if not values["silent"]:
+                app.note(f"sandbox {box.name}")
         try:
             yield box
         finally:
@@ -106,7 +126,7 @@ def _found_or_made(app: App, name: str, wanted: NewConfiguration) -> Sandbox:
     created: list[Sandbox] = []
     with app.busy(f"Starting {name}"):
         box = app.client.get_or_create_sandbox(name, on_create=created.append, **wanted)
-    if wanted and not created:
+    if (wanted or app.client.placement) and not created:
         app.note(f"{name} exists and keeps its configuration; 'sandkeep config' changes it")
     return box
 

@@ -68,10 +68,18 @@ def ls(app: App, **values: Any) -> None:
             pairs(box.tags),
         ),
         json=show.sandbox,
-        empty="nothing found"
-        if values["everything"] or narrowed
-        else "no sandbox runs; 'sandkeep ls --all' shows those that are stopped",
+        empty=_none(everything=values["everything"], narrowed=bool(narrowed or values["cursor"])),
     )
+
+
+def _none(*, everything: bool, narrowed: bool) -> str:
+    if narrowed:
+        return (
+            "no such sandbox" if everything else "no such sandbox runs; --all looks at those that are stopped"
+        )
+    if everything:
+        return "no sandboxes; 'sandkeep create --name NAME' makes one"
+    return "no sandbox runs; 'sandkeep ls --all' shows those that are stopped"
 
 
 @command("stop", examples=[("two at once", "sandkeep stop web api")])

@@ -31,7 +31,10 @@ def set_(app: App, name: str, value: str | None) -> None:
 
     Running sandboxes whose rules name it get it at once. It is never shown again.
     """
-    stored = app.client.secrets.set(name, _asked() if value is None else value)
+    text = _asked() if value is None else value
+    if not text:
+        raise click.UsageError("there is no value on standard input" if value is None else "--value is empty")
+    stored = app.client.secrets.set(name, text)
     if app.json:
         app.out.json(stored)
     else:

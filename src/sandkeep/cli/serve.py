@@ -8,6 +8,7 @@ import click
 
 from sandkeep.cli.ending import Ended
 from sandkeep.cli.framework import App, command, option
+from sandkeep.cli.values import NumberType
 from sandkeep.paths import data_directory
 
 EMBEDDED_IDLE_SECONDS = 300.0
@@ -23,7 +24,7 @@ EMBEDDED_IDLE_SECONDS = 300.0
     ],
 )
 @option("--host", metavar="ADDRESS", help="Listen on TCP at this address [default: 127.0.0.1 with --port]")
-@option("--port", type=click.IntRange(0, 65535), metavar="PORT", help="Listen on TCP at this port; 0 is any.")
+@option("--port", type=NumberType(0, 65535), metavar="PORT", help="Listen on TCP at this port; 0 is any.")
 @option("--public-url", metavar="URL", help="How clients reach the server behind a proxy.")
 @option(
     "--settings",

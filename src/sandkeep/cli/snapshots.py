@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandkeep.cli.framework import App, Group, argument, command, finish, option, sandbox_argument, several
-from sandkeep.cli.listing import paged, paging
+from sandkeep.cli.listing import CURSOR, PAGING, more, paged, paging
 from sandkeep.cli.output import ago, size
-from sandkeep.cli.values import LIFETIME
-from sandkeep.errors import SnapshotGone
-from sandkeep.types import SnapshotStatus, SortOrder
+from sandkeep.cli.values import LIFETIME, NumberType
+from sandkeep.errors import NotFound
+from sandkeep.types import SortOrder
 
 if TYPE_CHECKING:
     from sandkeep.sync import Sandbox, Snapshot, SnapshotNode
@@ -85,8 +85,6 @@ def rollback(app: App, name: str, snapshot: str) -> None:
 def go_back(app: App, name: str, snapshot: str) -> Sandbox:
     """Stop the sandbox and choose what it starts from; a snapshot that is not there stops nothing."""
     box = app.sandbox(name)
-    if app.client.get_snapshot(snapshot).status is not SnapshotStatus.CREATED:
-        raise SnapshotGone(f"{snapshot} was deleted or has expired", snapshot=snapshot)
     with app.busy(f"Rolling back {name}"):
         return box.rollback(snapshot)
 
@@ -160,19 +158,47 @@ def get(app: App, snapshot: str) -> None:
 @command("tree")
 @sandbox_argument()
 @option("--descendants", is_flag=True, help="What came of the current snapshot, instead of what led to it.")
-def tree(app: App, name: str, descendants: bool) -> None:
+@option(
+    "--sort-order",
+    type=click.Choice(["asc", "desc"]),
+    section=PAGING,
+    help="asc is the same as --descendants.",
+)
+@option(
+    "--limit",
+    type=NumberType(1, 10),
+    default=10,
+    metavar="NUMBER",
+    show_default=True,
+    section=PAGING,
+    help="How many at once, up to 10.",
+)
+@CURSOR
+def tree(app: App, name: str, limit: int, cursor: str | None, **values: Any) -> None:
     """Show the snapshots that led to the current one of a sandbox, newest first."""
     box = app.sandbox(name)
-    nodes = box.snapshot_tree(descendants=descendants)
+    anchor = cursor or box.current_snapshot_id
+    if anchor is None:
+        raise NotFound(
+            f"{name} has no snapshot yet",
+            kind="snapshot",
+            hint=f"'sandkeep checkpoint {name}' takes one, and so does 'sandkeep stop {name}'",
+        )
+    page = app.client.snapshot_line(
+        anchor,
+        limit=limit,
+        descendants=values["descendants"] or values["sort_order"] == "asc",
+        beyond=cursor is not None,
+    )
     if app.json:
-        app.out.json([{"snapshot": node.snapshot, "siblings": node.siblings} for node in nodes])
+        nodes = [{"snapshot": node.snapshot, "siblings": node.siblings} for node in page.items]
+        app.out.json({"snapshots": nodes, "next": page.next})
         return
-    for index, node in enumerate(nodes):
-        last = index == len(nodes) - 1
-        current = node.snapshot.id == box.current_snapshot_id
-        app.out.line(_branch(app, node, current=current))
-        if not last:
+    for index, node in enumerate(page.items):
+        if index or cursor:
             app.out.line("│")
+        app.out.line(_branch(app, node, current=node.snapshot.id == box.current_snapshot_id))
+    more(app, page)
 
 
 def _branch(app: App, node: SnapshotNode, *, current: bool) -> str:

@@ -11,7 +11,9 @@ from urllib.request import ProxyHandler, build_opener
 import sandkeep
 from sandkeep.cli.ending import FAILED, Ended
 from sandkeep.cli.framework import App, command
+from sandkeep.errors import AccessDenied
 from sandkeep.paths import data_directory
+from sandkeep.sdk.target import resolve
 from sandkeep.types import SessionStatus
 
 _SECONDS = 10.0
@@ -26,7 +28,10 @@ def status(app: App) -> None:
     """
     found = _look(app)
     if found["running"]:
-        found["sandboxes"] = _running(app)
+        try:
+            found["sandboxes"] = _running(app)
+        except AccessDenied as error:
+            found["sandboxes"], found["refused"] = None, error.message
     if app.json:
         app.out.json(found)
     else:
@@ -37,6 +42,7 @@ def status(app: App) -> None:
 
 def _look(app: App) -> dict[str, Any]:
     url = app.url
+    resolve(url, None, None)  # what is no URL is refused, not reported as a server that does not answer
     directory = data_directory(app.data_dir)
     body: dict[str, Any] = {"client": sandkeep.__version__, "url": url, "dataDirectory": None}
     if url is None:
@@ -75,6 +81,10 @@ def _running(app: App) -> int:
     return sum(1 for _ in app.client.query_sandboxes(query))
 
 
+def _sandboxes(count: int) -> str:
+    return f"{count} sandbox{'' if count == 1 else 'es'}"
+
+
 def _fields(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["running"]:
         kind = "started by a client, ends when unused" if found["embedded"] else "started by hand"
@@ -87,5 +97,5 @@ def _fields(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["dataDirectory"]:
         rows.append(("Data", found["dataDirectory"]))
     if found["running"]:
-        rows.append(("Running", f"{found['sandboxes']} sandboxes"))
+        rows.append(("Running", found.get("refused") or _sandboxes(found["sandboxes"])))
     return [*rows, ("Client", f"sandkeep {found['client']}")]

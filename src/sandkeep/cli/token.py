@@ -27,6 +27,19 @@ token = Group(
 )
 
 
+DEFAULT_TEAM, DEFAULT_PROJECT = "local", "default"
+"""Where those act who come without a token, so that by default a token sees what they see."""
+_TEAM = option(
+    "--team",
+    "--scope",
+    metavar="TEAM",
+    envvar="SANDKEEP_TEAM",
+    default=DEFAULT_TEAM,
+    show_default=True,
+    help="Whose it is, as clients will spell it.",
+)
+
+
 @contextmanager
 def _store(app: App) -> Iterator[tuple[Store, str]]:
     from sandkeep.server.auth import now_ms
@@ -41,10 +54,23 @@ def _store(app: App) -> Iterator[tuple[Store, str]]:
 @command(
     "create",
     connection=False,
-    examples=[("for a month", "sandkeep token create --team us --project ci --expires 30d")],
+    examples=[
+        ("for the same sandboxes as without one", "sandkeep token create"),
+        (
+            "for a project of its own, for a month",
+            "sandkeep token create --team us --project ci --expires 30d",
+        ),
+    ],
 )
-@option("--team", required=True, metavar="TEAM", help="Team id, as clients will spell it.")
-@option("--project", required=True, metavar="PROJECT", help="Project id, as clients will spell it.")
+@_TEAM
+@option(
+    "--project",
+    metavar="PROJECT",
+    envvar="SANDKEEP_PROJECT",
+    default=DEFAULT_PROJECT,
+    show_default=True,
+    help="In which project it acts, as clients will spell it.",
+)
 @option("--name", default="", metavar="TEXT", help="What it is for.")
 @option("--jwt", is_flag=True, help="A form official clients read their scope from.")
 @option("--expires", type=DURATION, help="How long it counts, such as 12h or 30d; for ever if not given.")
@@ -68,7 +94,7 @@ def create(app: App, team: str, project: str, name: str, jwt: bool, expires: tim
 
 
 @command("ls", connection=False)
-@option("--team", required=True, metavar="TEAM", help="Whose tokens.")
+@_TEAM
 @option("--project", metavar="PROJECT", help="Only those of this project.")
 def ls(app: App, team: str, project: str | None) -> None:
     """List the tokens of a team. Their texts are not kept, so they cannot be shown."""
@@ -86,7 +112,7 @@ def ls(app: App, team: str, project: str | None) -> None:
             ("ID", "STATE", "PROJECT", "EXPIRES", "LAST USED", "NAME"), [_row(*row) for row in found]
         )
     else:
-        app.note(f"team {team} has no tokens")
+        app.note(f"team {team} has no tokens; --team lists those of another")
 
 
 def _row(project: Project, made: Token) -> tuple[str, ...]:
@@ -103,7 +129,7 @@ def _row(project: Project, made: Token) -> tuple[str, ...]:
 
 @command("revoke", connection=False)
 @argument("token", metavar="TOKEN_ID", help="Its id, as 'sandkeep token ls' shows it.")
-@option("--team", required=True, metavar="TEAM", help="Whose token it is.")
+@_TEAM
 def revoke(app: App, token: str, team: str) -> None:
     """End a token for good."""
     from sandkeep.server.auth import now_ms

@@ -117,6 +117,41 @@ class MountType(_ParamType):
         return path, Mount(drive, MountMode(mode) if mode else MountMode.READ_WRITE)
 
 
+class NumberType(_ParamType):
+    """A whole number, between others where they are given."""
+
+    name = "number"
+
+    def __init__(self, least: int | None = None, most: int | None = None) -> None:
+        self._least, self._most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        if self._least is not None and number < self._least:
+            more = "" if self._most is None else f" and at most {self._most}"
+            self.fail(f"must be at least {self._least}{more}", param, ctx)
+        if self._most is not None and number > self._most:
+            self.fail(f"must be at most {self._most}", param, ctx)
+        return number
+
+
+class RegionsType(_ParamType):
+    """``sfo1,fra1``, or ``none``."""
+
+    name = "regions"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "REGION,...|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        if isinstance(value, list):
+            return value
+        return [] if value == "none" else [part.strip() for part in str(value).split(",")]
+
+
 class SizeType(_ParamType):
     """Bytes, with ``K``, ``M``, ``G`` or ``T`` for powers of 1024."""
 
@@ -157,4 +192,6 @@ VARIABLE: Final = PairType(environment=True)
 MOUNT: Final = MountType()
 SIZE: Final = SizeType()
 TRUTH: Final = TruthType()
-PORT: Final = click.IntRange(1, 65535)
+REGIONS: Final = RegionsType()
+NUMBER: Final = NumberType()
+PORT: Final = NumberType(1, 65535)
