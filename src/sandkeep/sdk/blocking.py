@@ -107,6 +107,22 @@ class UnixStream(UnixEnd):
             except BlockingIOError:
                 self._await(POLLIN, seconds)
 
+    def send_file(self, fd: int, offset: int, count: int, seconds: float) -> int:
+        """As much of a file as fits; nothing when there is no more of it."""
+        while True:
+            try:
+                return os.sendfile(self.socket.fileno(), fd, offset, count)
+            except BlockingIOError:
+                self._await(POLLOUT, seconds)
+
+    def receive_into(self, pipe: int, most: int, seconds: float) -> int:
+        """Move what is there, or comes, into a pipe; nothing once the other side has closed."""
+        while True:
+            try:
+                return os.splice(self.socket.fileno(), pipe, most)
+            except BlockingIOError:
+                self._await(POLLIN, seconds)
+
     def _await(self, event: int, seconds: float) -> None:
         waiting = poll()
         waiting.register(self.socket, event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
@@ -92,6 +93,24 @@ class UnixStream(UnixEnd):
         while True:
             try:
                 return self.socket.recv(most)
+            except BlockingIOError:
+                with anyio.fail_after(seconds):
+                    await anyio.wait_readable(self.socket)
+
+    async def send_file(self, fd: int, offset: int, count: int, seconds: float) -> int:
+        """As much of a file as fits; nothing when there is no more of it."""
+        while True:
+            try:
+                return os.sendfile(self.socket.fileno(), fd, offset, count)
+            except BlockingIOError:
+                with anyio.fail_after(seconds):
+                    await anyio.wait_writable(self.socket)
+
+    async def receive_into(self, pipe: int, most: int, seconds: float) -> int:
+        """Move what is there, or comes, into a pipe; nothing once the other side has closed."""
+        while True:
+            try:
+                return os.splice(self.socket.fileno(), pipe, most)
             except BlockingIOError:
                 with anyio.fail_after(seconds):
                     await anyio.wait_readable(self.socket)

@@ -34,6 +34,8 @@ class AnswerParser:
         self.started = False
         """The head is complete."""
         self.complete = False
+        self.left: int | None = None
+        """How much of the body has not come yet, if the head says how long it is."""
         self._kept = False
         self._body: list[bytes] = []
 
@@ -48,6 +50,11 @@ class AnswerParser:
         told = self.headers.keys() & {"content-length", "transfer-encoding"}
         if not self.started or told:
             raise TransportError("the connection to the server was lost")
+        self.complete = True
+
+    def taken(self) -> None:
+        """What is left of the body was read by somebody else."""
+        self.left = 0
         self.complete = True
 
     def body(self) -> list[bytes]:
@@ -71,10 +78,14 @@ class AnswerParser:
             return
         self.status = status
         self.started = True
+        if "transfer-encoding" not in self.headers and self.headers.get("content-length", "").isdigit():
+            self.left = int(self.headers["content-length"])
         self._kept = bool(self._parser.should_keep_alive())
 
     def on_body(self, data: bytes) -> None:
         self._body.append(data)
+        if self.left is not None:
+            self.left -= len(data)
 
     def on_message_complete(self) -> None:
         self.complete = self.started

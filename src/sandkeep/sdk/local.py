@@ -10,27 +10,16 @@ import fnmatch
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from sandkeep.errors import ArchiveError
 from sandkeep.sdk import tarball
+from sandkeep.sdk.content import PIECE, FileBody, Progress, write_all
 from sandkeep.sdk.values import Transferred
 
-PIECE = 1 << 18
+__all__ = ["FileBody", "FileWriter", "Progress", "TreeReader", "TreeWriter"]
+
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-
-Progress = Callable[[Transferred], object]
-
-
-def pieces(path: str, name: str, progress: Progress | None) -> Iterator[bytes]:
-    """A file's content."""
-    done = 0
-    with open(path, "rb", buffering=0) as handle:
-        while data := handle.read(PIECE):
-            yield data
-            done += len(data)
-            if progress is not None:
-                progress(Transferred(name, 0, done))
 
 
 def ignored(name: str, patterns: Sequence[str]) -> bool:
@@ -141,10 +130,11 @@ class FileWriter:
         self.bytes = 0
         return self
 
+    def fileno(self) -> int:
+        return self._fd
+
     def write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        write_all(self._fd, data)
         self.bytes += len(data)
 
     def finish(self, mode: int) -> None:

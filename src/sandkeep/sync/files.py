@@ -6,7 +6,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import posixpath
-from collections.abc import Generator, Iterator, Iterable, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -15,7 +15,7 @@ from sandkeep.errors import NotDirectory, PathExists, PathNotFound
 from sandkeep.sync.batch import Batch
 from sandkeep.sync.filerequests import TRANSFER_SECONDS, FileRequests, own
 from sandkeep.sync.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
-from sandkeep.sync.transport import read
+from sandkeep.sync.transport import each, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import sleep
 from sandkeep.sdk.values import FileChange, FileStat, Transferred
@@ -295,11 +295,8 @@ class Files(FileRequests):
         here = os.fspath(source)
         if os.path.isdir(here):
             return self._upload_tree(here, target, ignore, progress)
-        size, mode = os.stat(here).st_size, os.stat(here).st_mode & 0o777
-        name = os.path.basename(here)
-        written = self._put(
-            target, lambda: _each(local.pieces(here, name, progress)), mode=mode, size=size
-        )
+        body = local.FileBody(here, progress)
+        written = self._put(target, body, mode=body.mode, size=body.size)
         return Transferred("", 1, written)
 
     def download(
@@ -336,11 +333,14 @@ class Files(FileRequests):
         def fetch(session: str) -> int:
             writer = local.FileWriter(here)
             try:
-                with self._transport.stream(
-                    "GET", own(session, "content"), query=self._query(source), timeout=TRANSFER_SECONDS
-                ) as answer:
-                    for piece in answer.pieces:
-                        writer.write(piece)
+                with (
+                    self._transport.stream(
+                        "GET", own(session, "content"), query=self._query(source), timeout=TRANSFER_SECONDS
+                    ) as answer,
+                    closing(answer.into(writer.fileno())) as added,
+                ):
+                    for count in added:
+                        writer.bytes += count
                         if progress is not None:
                             progress(Transferred(source, 0, writer.bytes))
                 writer.finish(found.mode)
@@ -390,7 +390,7 @@ class Files(FileRequests):
 
         def body() -> Iterator[bytes]:
             sent.append(local.TreeReader(root, prefix, ignore, progress))
-            return _each(sent[-1].stream())
+            return each(sent[-1].stream())
 
         self._extract(body, cwd="/" if absolute else None)
         return Transferred("", sent[-1].files, sent[-1].bytes)
@@ -470,9 +470,3 @@ def _stat(shown: FileObject, path: str) -> FileStat:
         modified_at=datetime.fromtimestamp(shown.mtime_ns / 1e9, UTC),
         target=shown.target if isinstance(shown.target, str) else None,
     )
-
-
-def _each(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """What local code yields, as a request body."""
-    for piece in pieces:
-        yield piece

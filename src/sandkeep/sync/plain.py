@@ -7,14 +7,17 @@ closes it.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Callable, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sandkeep.errors import RequestTimeout, TransportError
 from sandkeep.sdk.blocking import Room, UnixStream
+from sandkeep.sdk.content import FileBody, Pipe, write_all
 from sandkeep.sdk.http1 import LAST_CHUNK, AnswerParser, chunk, head
 
 KEEP_SECONDS = 10.0
@@ -32,6 +35,19 @@ class Answer:
     pieces: Iterator[bytes]
     network: Any = None
     """The connection itself, after it was upgraded to another protocol."""
+    straight: Callable[[int], Generator[int, None, None]] | None = None
+    """Where the kernel can do that: as ``into``, instead of taking the pieces."""
+
+    def into(self, fd: int) -> Generator[int, None, None]:
+        """Put the body into a file; tells how many bytes were added each time."""
+        if self.straight is not None:
+            with closing(self.straight(fd)) as moved:
+                for count in moved:
+                    yield count
+            return
+        for piece in self.pieces:
+            write_all(fd, piece)
+            yield len(piece)
 
 
 class NotConnected(Exception):
@@ -70,7 +86,7 @@ class PlainPool:
             method: of the request.
             target: path and query.
             headers: all of them; they say how ``body`` is framed.
-            body: bytes, or what makes an iterator of them.
+            body: bytes, a file, or what makes an iterator of bytes.
             seconds: to wait for room, and for each piece to be sent or to arrive.
 
         Raises:
@@ -90,7 +106,10 @@ class PlainPool:
                 while not parser.started:
                     self._receive(stream, parser, seconds)
                 with closing(self._pieces(stream, parser, seconds)) as pieces:
-                    yield Answer(parser.status, parser.headers, pieces)
+                    straight = None
+                    if parser.left is not None and hasattr(os, "splice"):
+                        straight = partial(self._straight, stream, parser, seconds)
+                    yield Answer(parser.status, parser.headers, pieces, straight=straight)
             finally:
                 if parser.reusable and not self._closed:
                     self._idle.append((stream, time.monotonic()))
@@ -128,6 +147,9 @@ class PlainPool:
                     stream.send(body, seconds)
                 return
             stream.send(start, seconds)
+            if isinstance(body, FileBody):
+                self._send_file(stream, body, seconds)
+                return
             chunked = (b"Transfer-Encoding", b"chunked") in headers
             for piece in body():
                 if piece:
@@ -138,6 +160,15 @@ class PlainPool:
             raise RequestTimeout("the server did not take the request in time") from error
         except OSError:
             return  # it may have answered before it closed the connection
+
+    def _send_file(self, stream: UnixStream, body: FileBody, seconds: float) -> None:
+        done = 0
+        with body.open() as handle:
+            while done < body.size:
+                count = stream.send_file(handle.fileno(), done, body.size - done, seconds)
+                body.check(count)
+                done += count
+                body.sent(done)
 
     def _receive(self, stream: UnixStream, parser: AnswerParser, seconds: float) -> None:
         try:
@@ -150,6 +181,33 @@ class PlainPool:
             parser.feed(data)
         else:
             parser.end()
+
+    def _straight(
+        self, stream: UnixStream, parser: AnswerParser, seconds: float, fd: int
+    ) -> Generator[int, None, None]:
+        """The rest of a body whose length is known, past the parser and into a file."""
+        for piece in parser.body():
+            write_all(fd, piece)
+            yield len(piece)
+        left = parser.left or 0
+        with Pipe() as pipe:
+            while left:
+                count = self._fill(stream, pipe.fd, min(left, pipe.SIZE), seconds)
+                pipe.empty(fd, count)
+                left -= count
+                yield count
+        parser.taken()
+
+    def _fill(self, stream: UnixStream, pipe: int, most: int, seconds: float) -> int:
+        try:
+            count = stream.receive_into(pipe, most, seconds)
+        except TimeoutError as error:
+            raise RequestTimeout("the server did not answer in time") from error
+        except OSError as error:
+            raise TransportError(f"the connection to the server was lost: {error}") from error
+        if not count:
+            raise TransportError("the connection to the server was lost")
+        return count
 
     def _pieces(
         self, stream: UnixStream, parser: AnswerParser, seconds: float

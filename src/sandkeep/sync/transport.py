@@ -28,14 +28,15 @@ from sandkeep.sdk import retry
 from sandkeep.sync.plain import Answer, NotConnected, PlainPool
 from sandkeep.sdk.address import Address
 from sandkeep.sdk.blocking import Lock, Pool, current_token, in_thread, open_pool, pieces_of, sleep
+from sandkeep.sdk.content import FileBody
 from sandkeep.sdk.target import Target
 from sandkeep.wire import errors
 from sandkeep.wire.base import decoder
 
 T = TypeVar("T")
 
-Body = bytes | Callable[[], Iterator[bytes]]
-"""What a request carries: bytes, or what makes a new stream of them for each attempt."""
+Body = bytes | FileBody | Callable[[], Iterator[bytes]]
+"""What a request carries: bytes, a local file, or what makes a new stream of bytes for each attempt."""
 
 CONNECTIONS = 256
 CONNECT_SECONDS = 10.0
@@ -214,7 +215,7 @@ class Transport:
                     method,
                     f"{self.target.url}{target}",
                     headers=sent,
-                    content=body if isinstance(body, bytes) else body(),
+                    content=_content(body),
                     extensions={"timeout": limits},
                 ) as response,
                 pieces_of(response) as pieces,
@@ -301,6 +302,18 @@ class Transport:
         assert self.target.embedded is not None
         with self._starting:
             in_thread(ensure_server, self.target.embedded)
+
+
+def _content(body: Body) -> bytes | Iterator[bytes]:
+    if isinstance(body, bytes):
+        return body
+    return each(body.pieces()) if isinstance(body, FileBody) else body()
+
+
+def each(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """What local code yields, as a request body."""
+    for piece in pieces:
+        yield piece
 
 
 @contextmanager

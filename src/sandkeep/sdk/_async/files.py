@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -14,7 +14,7 @@ from sandkeep.errors import NotDirectory, PathExists, PathNotFound
 from sandkeep.sdk._async.batch import Batch
 from sandkeep.sdk._async.filerequests import TRANSFER_SECONDS, FileRequests, own
 from sandkeep.sdk._async.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
-from sandkeep.sdk._async.transport import read
+from sandkeep.sdk._async.transport import each, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.concurrent import Opening, sleep
 from sandkeep.sdk.values import FileChange, FileStat, Transferred
@@ -294,11 +294,8 @@ class Files(FileRequests):
         here = os.fspath(source)
         if os.path.isdir(here):
             return await self._upload_tree(here, target, ignore, progress)
-        size, mode = os.stat(here).st_size, os.stat(here).st_mode & 0o777
-        name = os.path.basename(here)
-        written = await self._put(
-            target, lambda: _each(local.pieces(here, name, progress)), mode=mode, size=size
-        )
+        body = local.FileBody(here, progress)
+        written = await self._put(target, body, mode=body.mode, size=body.size)
         return Transferred("", 1, written)
 
     async def download(
@@ -335,11 +332,14 @@ class Files(FileRequests):
         async def fetch(session: str) -> int:
             writer = local.FileWriter(here)
             try:
-                async with self._transport.stream(
-                    "GET", own(session, "content"), query=self._query(source), timeout=TRANSFER_SECONDS
-                ) as answer:
-                    async for piece in answer.pieces:
-                        writer.write(piece)
+                async with (
+                    self._transport.stream(
+                        "GET", own(session, "content"), query=self._query(source), timeout=TRANSFER_SECONDS
+                    ) as answer,
+                    aclosing(answer.into(writer.fileno())) as added,
+                ):
+                    async for count in added:
+                        writer.bytes += count
                         if progress is not None:
                             progress(Transferred(source, 0, writer.bytes))
                 writer.finish(found.mode)
@@ -389,7 +389,7 @@ class Files(FileRequests):
 
         def body() -> AsyncIterator[bytes]:
             sent.append(local.TreeReader(root, prefix, ignore, progress))
-            return _each(sent[-1].stream())
+            return each(sent[-1].stream())
 
         await self._extract(body, cwd="/" if absolute else None)
         return Transferred("", sent[-1].files, sent[-1].bytes)
@@ -469,9 +469,3 @@ def _stat(shown: FileObject, path: str) -> FileStat:
         modified_at=datetime.fromtimestamp(shown.mtime_ns / 1e9, UTC),
         target=shown.target if isinstance(shown.target, str) else None,
     )
-
-
-async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """What local code yields, as a request body."""
-    for piece in pieces:
-        yield piece

@@ -6,14 +6,17 @@ closes it.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sandkeep.errors import RequestTimeout, TransportError
 from sandkeep.sdk.concurrent import Room, UnixStream
+from sandkeep.sdk.content import FileBody, Pipe, write_all
 from sandkeep.sdk.http1 import LAST_CHUNK, AnswerParser, chunk, head
 
 KEEP_SECONDS = 10.0
@@ -31,6 +34,19 @@ class Answer:
     pieces: AsyncIterator[bytes]
     network: Any = None
     """The connection itself, after it was upgraded to another protocol."""
+    straight: Callable[[int], AsyncGenerator[int, None]] | None = None
+    """Where the kernel can do that: as ``into``, instead of taking the pieces."""
+
+    async def into(self, fd: int) -> AsyncGenerator[int, None]:
+        """Put the body into a file; tells how many bytes were added each time."""
+        if self.straight is not None:
+            async with aclosing(self.straight(fd)) as moved:
+                async for count in moved:
+                    yield count
+            return
+        async for piece in self.pieces:
+            write_all(fd, piece)
+            yield len(piece)
 
 
 class NotConnected(Exception):
@@ -69,7 +85,7 @@ class PlainPool:
             method: of the request.
             target: path and query.
             headers: all of them; they say how ``body`` is framed.
-            body: bytes, or what makes an iterator of them.
+            body: bytes, a file, or what makes an iterator of bytes.
             seconds: to wait for room, and for each piece to be sent or to arrive.
 
         Raises:
@@ -89,7 +105,10 @@ class PlainPool:
                 while not parser.started:
                     await self._receive(stream, parser, seconds)
                 async with aclosing(self._pieces(stream, parser, seconds)) as pieces:
-                    yield Answer(parser.status, parser.headers, pieces)
+                    straight = None
+                    if parser.left is not None and hasattr(os, "splice"):
+                        straight = partial(self._straight, stream, parser, seconds)
+                    yield Answer(parser.status, parser.headers, pieces, straight=straight)
             finally:
                 if parser.reusable and not self._closed:
                     self._idle.append((stream, time.monotonic()))
@@ -127,6 +146,9 @@ class PlainPool:
                     await stream.send(body, seconds)
                 return
             await stream.send(start, seconds)
+            if isinstance(body, FileBody):
+                await self._send_file(stream, body, seconds)
+                return
             chunked = (b"Transfer-Encoding", b"chunked") in headers
             async for piece in body():
                 if piece:
@@ -137,6 +159,15 @@ class PlainPool:
             raise RequestTimeout("the server did not take the request in time") from error
         except OSError:
             return  # it may have answered before it closed the connection
+
+    async def _send_file(self, stream: UnixStream, body: FileBody, seconds: float) -> None:
+        done = 0
+        with body.open() as handle:
+            while done < body.size:
+                count = await stream.send_file(handle.fileno(), done, body.size - done, seconds)
+                body.check(count)
+                done += count
+                body.sent(done)
 
     async def _receive(self, stream: UnixStream, parser: AnswerParser, seconds: float) -> None:
         try:
@@ -149,6 +180,33 @@ class PlainPool:
             parser.feed(data)
         else:
             parser.end()
+
+    async def _straight(
+        self, stream: UnixStream, parser: AnswerParser, seconds: float, fd: int
+    ) -> AsyncGenerator[int, None]:
+        """The rest of a body whose length is known, past the parser and into a file."""
+        for piece in parser.body():
+            write_all(fd, piece)
+            yield len(piece)
+        left = parser.left or 0
+        with Pipe() as pipe:
+            while left:
+                count = await self._fill(stream, pipe.fd, min(left, pipe.SIZE), seconds)
+                pipe.empty(fd, count)
+                left -= count
+                yield count
+        parser.taken()
+
+    async def _fill(self, stream: UnixStream, pipe: int, most: int, seconds: float) -> int:
+        try:
+            count = await stream.receive_into(pipe, most, seconds)
+        except TimeoutError as error:
+            raise RequestTimeout("the server did not answer in time") from error
+        except OSError as error:
+            raise TransportError(f"the connection to the server was lost: {error}") from error
+        if not count:
+            raise TransportError("the connection to the server was lost")
+        return count
 
     async def _pieces(
         self, stream: UnixStream, parser: AnswerParser, seconds: float
