@@ -58,6 +58,7 @@ RULES = [
     (r"\benter_async_context\b", "enter_context"),
     (r"\baclosing\b", "closing"),
     (r"\baclose\b", "close"),
+    (r"\banext\b", "next"),
     (r"__a(enter|exit|iter)__", r"__\1__"),
 ]
 

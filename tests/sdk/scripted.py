@@ -15,7 +15,14 @@ HANG = b"hang"
 
 
 def json_answer(body: Any, *headers: tuple[str, str], status: int = 200) -> bytes:
-    data = json.dumps(body).encode()
+    return answer(json.dumps(body).encode(), *headers, status=status)
+
+
+def lines_answer(*bodies: Any) -> bytes:
+    return answer(b"".join(json.dumps(body).encode() + b"\n" for body in bodies))
+
+
+def answer(data: bytes, *headers: tuple[str, str], status: int = 200) -> bytes:
     lines = [f"HTTP/1.1 {status} Scripted", f"Content-Length: {len(data)}", "Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data

@@ -486,7 +486,9 @@ class FileChange:
 
     path: str
     kind: str
-    """``created``, ``changed`` or ``removed``."""
+    """``created``, ``changed`` or ``removed``; ``overflow`` when some were missed."""
+    is_dir: bool = False
+    """Whether it is, or was, a directory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,8 @@ class ChangesRecord(Object, kw_only=True, frozen=True):
     """A line of a watch. The first has no changes: from there on nothing is missed."""
 
     changes: list[ChangeObject]
+    path: str | UnsetType = UNSET
+    """In the first: the directory, as the paths of changes below it begin."""
 
 
 class SymlinkBody(_Acting, kw_only=True, frozen=True):

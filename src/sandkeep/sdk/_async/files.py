@@ -15,10 +15,10 @@ from sandkeep.sdk._async.batch import Batch
 from sandkeep.sdk._async.filerequests import TRANSFER_SECONDS, FileRequests, own
 from sandkeep.sdk._async.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
 from sandkeep.sdk._async.transport import each, read
-from sandkeep.sdk.bodies import Duration
-from sandkeep.sdk.concurrent import Opening, sleep
+from sandkeep.sdk._async.watching import watched
+from sandkeep.sdk.concurrent import Opening
 from sandkeep.sdk.values import FileChange, FileStat, Transferred
-from sandkeep.types import duration, refuse
+from sandkeep.types import refuse
 from sandkeep.wire.additions import FileList, FileObject, FileShown, LinkShown, Written
 
 if TYPE_CHECKING:
@@ -351,28 +351,35 @@ class Files(FileRequests):
         return Transferred("", 1, await self._recovery.run(fetch))
 
     async def watch(
-        self, path: str = ".", *, interval: Duration = 0.5, recursive: bool = True
+        self, path: str = ".", *, recursive: bool = True
     ) -> AsyncGenerator[list[FileChange], None]:
-        """What changes below a directory, looked at every ``interval``; forever, until you stop iterating.
+        """What changes below a directory, as it happens; until you stop iterating, or the session ends.
+
+        Args:
+            path: which directory.
+            recursive: everything below it, new directories too; otherwise its own entries only.
 
         Yields:
-            The changes between two looks, in order of their paths: created, changed (size, time, mode or
-            kind) and removed. A change that was undone between two looks is not seen.
+            Changes in the order they happened, those of a moment together: ``created``, ``changed`` (content,
+            time or mode) and ``removed``. Moving is ``removed`` at one path and ``created`` at the other. The
+            first list is empty: from there on nothing is missed. Something may be told twice.
+
+            When more happens than can be told, or the connection was lost for a while, there is an
+            ``overflow`` with the path of the directory: changes were missed, so look for yourself. Watching
+            goes on.
+
+        Raises:
+            PathNotFound: there is no such directory.
+            LimitReached: there are more directories below it than can be watched.
+            SessionStopped: the session has ended.
+
+        Nothing is left behind when the generator is closed; ``contextlib.aclosing`` does that in time.
         """
-        pause = duration(interval).total_seconds()
-        before = await self._survey(path, recursive)
-        while True:
-            await sleep(pause)
-            after = await self._survey(path, recursive)
-            changes = [FileChange(name, "removed") for name in before if name not in after]
-            for name, entry in after.items():
-                if name not in before:
-                    changes.append(FileChange(name, "created"))
-                elif before[name] != entry:
-                    changes.append(FileChange(name, "changed"))
-            before = after
-            if changes:
-                yield sorted(changes, key=lambda change: change.path)
+        session = await self._reading(path)
+        body = {"path": path, "recursive": recursive, **self._acting}
+        async with aclosing(watched(self._transport, session, body)) as batches:
+            async for changes in batches:
+                yield changes
 
     # --- how ---------------------------------------------------------------------------------------------
 
@@ -447,15 +454,6 @@ class Files(FileRequests):
                     found.add(name)
                 elif entry.is_dir:
                     await self._glob(root, name, rest, found)
-
-    async def _survey(self, path: str, recursive: bool) -> dict[str, FileStat]:
-        found: dict[str, FileStat] = {}
-        async with aclosing(self.walk(path)) as steps:
-            async for _, directories, others in steps:
-                found.update((entry.path, entry) for entry in (*directories, *others))
-                if not recursive:
-                    break
-        return found
 
 
 def _stat(shown: FileObject, path: str) -> FileStat:

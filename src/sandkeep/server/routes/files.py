@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from sandkeep.engine.files import DIRECT_BYTES
 from sandkeep.server import show
 from sandkeep.server.http import FileStream, Reply, Stream, Streaming, json_reply, started
@@ -362,12 +364,16 @@ async def copy_file(call: Call) -> Reply:
 async def watch_files(call: Call) -> Stream:
     body = await call.body(WatchBody)
     scope, session = call.session()
-    watching = call.engine.files.watch(
-        scope.project, session, body.path, recursive=body.recursive, **_acting(call, body)
-    )
+    acting = _acting(call, body)
+    cwd = acting.get("cwd", call.engine.sessions.get(scope.project, session).cwd)
+    path = posixpath.join(cwd, body.path)
+    watching = call.engine.files.watch(scope.project, session, path, recursive=body.recursive, **acting)
 
     async def records() -> AsyncGenerator[bytes, None]:
+        begun = False
         async for changes in watching:
-            yield record(ChangesRecord(changes=[ChangeObject(**change) for change in changes]))
+            shown = [ChangeObject(**change) for change in changes]
+            yield record(ChangesRecord(changes=shown, path=UNSET if begun else path))
+            begun = True
 
     return Stream(NDJSON, batched(await started(records())))
