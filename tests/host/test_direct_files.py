@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from sandkeep.errors import PathPermission, TransportError
-from sandkeep.host import control
 from tests.lab import Box, Lab
 from tests.labs import MODES, Ask, common, everywhere, opened
 
-SIZE = control.DIRECT_BYTES
+SIZE = 3 << 20
 
 
 @pytest.fixture(scope="module", params=MODES)

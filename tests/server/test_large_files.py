@@ -100,10 +100,12 @@ def stat(wire: Wire, box: Box, path: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("size", [256 << 10, 5 * MIB + 123])
 def test_requests_before_between_and_after_share_one_connection(
-    box: Box, server: ServerProcess, kind: str
+    box: Box, server: ServerProcess, kind: str, size: int
 ) -> None:
-    content = os.urandom(5 * MIB + 123)
+    content, part = os.urandom(size), min(size, 3 * MIB)
+    start = size - part
     with connected(server, kind) as wire:
         stat(wire, box, "/etc/passwd")
         assert wire.answer()[0] == 200
@@ -114,11 +116,11 @@ def test_requests_before_between_and_after_share_one_connection(
             stat(wire, box, "big")
             assert wire.answer() == (200, {"bytesWritten": len(content)})
             assert wire.answer()[1]["file"]["size"] == len(content)
-            wire.ask("GET", f"{box.own}/fs/content?path=big&offset=100&length={3 * MIB}")
+            wire.ask("GET", f"{box.own}/fs/content?path=big&offset={start}&length={part}")
             stat(wire, box, "big")
             status, headers = wire.head()
-            assert (status, headers["content-length"]) == (200, str(3 * MIB))
-            assert wire.body(headers) == content[100 : 100 + 3 * MIB]
+            assert (status, headers["content-length"]) == (200, str(part))
+            assert wire.body(headers) == content[start:]
             assert wire.answer()[0] == 200
     assert hashlib.sha256(content).hexdigest() in box.run("sha256sum", "big").text
 

@@ -21,8 +21,8 @@ from sandkeep.errors import NotFound, SandkeepError, SessionStopped, TransportEr
 from sandkeep.linux import sockets
 from sandkeep.supervisor import protocol
 
-DIRECT_BYTES: Final = 1 << 20
-"""From here on a socket is handed over; below, that costs more than it saves."""
+DIRECT_BYTES: Final = 256 << 10
+"""From here on a socket is handed over; below, that costs as much as it saves."""
 _PIECE: Final = 1 << 20
 
 

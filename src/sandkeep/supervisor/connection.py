@@ -219,15 +219,19 @@ class Stream:
     def take_socket(self, request: Any, facts: dict[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
         """Say that a connection may be handed over now, and wait for it and what is said with it.
 
-        What is then left of that frame is the only data to ``read``.
+        What is then left of that frame is the only data to ``read``. When it does not come this connection is
+        of no use any more: an answer could be taken for one to what comes late.
         """
         if self._buffer:
             raise protocol.ProtocolError("sent before it was asked for")
-        self.sock.sendall(protocol.encode({"id": request, "direct": facts}))
-        data, fds = sockets.receive(self.sock, protocol.HEADER.size + (1 << 16))
+        try:
+            self.sock.sendall(protocol.encode({"id": request, "direct": facts}))
+            data, fds = sockets.receive(self.sock, protocol.HEADER.size + (1 << 16))
+        except OSError as error:
+            raise protocol.ProtocolError(f"nothing was handed over: {error}") from error
         try:
             if not data:
-                raise ConnectionResetError("client went away")
+                raise protocol.ProtocolError("nothing was handed over")
             self._buffer += data
             json_length, self._left = protocol.decode_header(self._exactly(protocol.HEADER.size))
             body = protocol.decode_json(self._exactly(json_length))
