@@ -173,7 +173,7 @@ def test_a_supervisor_that_comes_late_finds_its_session_given_up(lab: Lab) -> No
     replace_json(f"{directory}/spec.json", SessionSpec(session="late", rootfs=rootfs).to_json())
     assert lab.do(driver.state(ref))["status"] == "aborted"
     lab.do(driver.start())
-    answer = json.loads(lab.do(driver._ask_for("late")))
+    answer = json.loads(lab.do(driver._ask_for("late"))[0])
     assert answer["error"]["code"] == WrongState.code
     assert lab.do(driver.state(ref))["status"] == "aborted"
     until = time.monotonic() + 10

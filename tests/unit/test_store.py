@@ -199,8 +199,9 @@ def test_ending_a_session_settles_everything_that_hung_on_it(store: Store) -> No
     box, first = start(store, "p", "a", "s1")
     store.sessions.move("p", "s1", S.RUNNING, expected={S.PENDING}, now_ms=100)
     store.processes.add(process(first, "c1", started_ms=110))
-    store.processes.add(process(first, "c2", started_ms=110))
-    store.processes.finish("p", "s1", "c2", ProcessStatus.EXITED, exit_code=3, now_ms=120)
+    ended = process(first, "c2", started_ms=110)
+    store.processes.add(ended)
+    store.processes.finish(ended, ProcessStatus.EXITED, exit_code=3, now_ms=120)
     store.drives.add(drive("p", "d"))
     store.drives.attach("p", "d", "s1", now_ms=100)
     usage: SessionChanges = {"active_cpu_ms": 7, "ingress_bytes": 8, "egress_bytes": 9}
@@ -280,11 +281,12 @@ def test_hosts_find_their_active_and_due_sessions_in_every_project(store: Store)
 
 def test_a_finished_process_never_changes(store: Store) -> None:
     _, owner = start(store, "p", "a", "s1")
-    store.processes.add(process(owner, "c1", started_ms=5))
+    running = process(owner, "c1", started_ms=5)
+    store.processes.add(running)
     assert [row.id for row in store.processes.running("p", "s1")] == ["c1"]
-    done = store.processes.finish("p", "s1", "c1", ProcessStatus.EXITED, exit_code=0, now_ms=9)
+    done = store.processes.finish(running, ProcessStatus.EXITED, exit_code=0, now_ms=9)
     assert (done.exit_code, done.duration_ms) == (0, 4)
-    again = store.processes.finish("p", "s1", "c1", ProcessStatus.KILLED, exit_code=137, now_ms=99)
+    again = store.processes.finish(running, ProcessStatus.KILLED, exit_code=137, now_ms=99)
     assert again == done == store.processes.get("p", "s1", "c1")
     assert store.processes.running("p", "s1") == []
 
@@ -507,5 +509,5 @@ def test_every_method_names_its_project_or_says_that_it_crosses_them(store: Stor
             if name.startswith("_") or name.endswith(("_everywhere", "_on_host")) or name in crossing:
                 continue
             parameters = inspect.signature(method).parameters
-            takes_row = name in ("add", "start") and len(parameters) == 1
+            takes_row = name == "finish" or (name in ("add", "start") and len(parameters) == 1)
             assert takes_row or "project" in parameters, f"{noun}.{name}"

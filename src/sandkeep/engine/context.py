@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sandkeep.engine.names import new_id
 from sandkeep.engine.network import Network
@@ -17,6 +17,8 @@ from sandkeep.host.driver import Driver, SessionRef
 from sandkeep.host.storage import Storage
 from sandkeep.store import Store
 from sandkeep.store.rows import Session
+
+T = TypeVar("T")
 
 _FINISH_SECONDS = 10.0
 
@@ -98,9 +100,7 @@ class Context:
             data=data,
         )
 
-    def spawn(
-        self, work: Coroutine[Any, Any, None], name: str, *, finish: bool = False
-    ) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, T], name: str, *, finish: bool = False) -> asyncio.Task[T]:
         """Run something beside requests; a failure is logged, never lost.
 
         ``close`` waits a little for what is to ``finish``, and cuts off the rest.
@@ -110,7 +110,7 @@ class Context:
         task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         self._finishing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -9,15 +9,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple
 
 from sandkeep.engine.context import Context
 from sandkeep.engine.lifecycle import Operation
 from sandkeep.engine.names import new_id
 from sandkeep.engine.sessions import Sessions
 from sandkeep.errors import InvalidRequest, NotFound, StdinUnavailable
-from sandkeep.host.driver import ProcessSpec
+from sandkeep.host.driver import ProcessSpec, SessionRef
 from sandkeep.store.rows import Process, ProcessKind, ProcessStatus, Session
 from sandkeep.supervisor.outputlog import STDERR, STDOUT, Item, OutputReader, OutputWriter
+
+
+class _Running(NamedTuple):
+    """A process of ours that has not ended: where, and who waits for its end on behalf of everybody."""
+
+    ref: SessionRef
+    end: asyncio.Task[Process]
 
 
 class Processes:
@@ -26,8 +34,8 @@ class Processes:
         self._sessions = sessions
         self._store = context.store
         self._observed: dict[str, OutputWriter] = {}
-        self._ends: dict[str, asyncio.Task[None]] = {}
-        """Of processes that run: who waits for the end, on behalf of everybody."""
+        self._running: dict[tuple[str, str, str], _Running] = {}
+        """By project, session and process. What is in here need not be looked up in the store."""
 
     # --- running -----------------------------------------------------------------------------------------
 
@@ -78,20 +86,19 @@ class Processes:
         return process
 
     def _follow(self, session: Session, process: Process) -> None:
-        task = self._context.spawn(self._see_end(session, process), f"follow {process.id}")
-        self._ends[process.id] = task
-        task.add_done_callback(lambda _: self._ends.pop(process.id, None))
+        key, ref = (process.project, process.session, process.id), self._context.ref(session)
+        task = self._context.spawn(self._see_end(ref, process), f"follow {process.id}")
+        self._running[key] = _Running(ref, task)
+        task.add_done_callback(lambda _: self._running.pop(key, None))
 
-    async def _see_end(self, session: Session, process: Process) -> None:
-        record = await self._context.driver.wait_process(self._context.ref(session), process.id)
-        self._record_end(process, record)
+    async def _see_end(self, ref: SessionRef, process: Process) -> Process:
+        record = await self._context.driver.wait_process(ref, process.id)
+        return self._record_end(process, record)
 
     def _record_end(self, process: Process, record: Mapping[str, object]) -> Process:
         finished = record["finished_ms"]
         return self._store.processes.finish(
-            process.project,
-            process.session,
-            process.id,
+            process,
             ProcessStatus(str(record["status"])),
             exit_code=record["exit_code"],  # type: ignore[arg-type]
             now_ms=finished if isinstance(finished, int) else self._context.now_ms(),
@@ -130,15 +137,14 @@ class Processes:
 
     async def wait(self, project: str, session: str, process: str) -> Process:
         """The process once it has ended."""
+        running = self._running.get((project, session, process))
+        if running is not None:
+            await asyncio.wait((running.end,))
+            if not running.end.cancelled() and running.end.exception() is None:
+                return running.end.result()
         found = self.get(project, session, process)
         if found.status is not ProcessStatus.RUNNING:
             return found
-        followed = self._ends.get(process)
-        if followed is not None:
-            await asyncio.wait((followed,))
-            found = self.get(project, session, process)
-            if found.status is not ProcessStatus.RUNNING:
-                return found
         owner = self._sessions.get(project, session)
         record = await self._context.driver.wait_process(self._context.ref(owner), process)
         return self._record_end(found, record)
@@ -147,16 +153,15 @@ class Processes:
         self, project: str, session: str, process: str, *, offset: int = 0, follow: bool = True
     ) -> AsyncIterator[Item]:
         """What a process printed, from any offset, as bytes with their stream; with ``follow`` to its end."""
-        found = self.get(project, session, process)
-        if found.kind is ProcessKind.OBSERVED:
+        running = self._running.get((project, session, process))
+        if running is None and self.get(project, session, process).kind is ProcessKind.OBSERVED:
             with OutputReader(self._observed_directory(process), offset) as reader:
                 while items := reader.read():
                     for item in items:
                         yield item
             return
-        owner = self._sessions.get(project, session)
-        reading = self._context.driver.output(self._context.ref(owner), process, offset=offset, follow=follow)
-        async for item in reading:
+        ref = running.ref if running is not None else self._context.ref(self._sessions.get(project, session))
+        async for item in self._context.driver.output(ref, process, offset=offset, follow=follow):
             yield item
 
     # --- acting ------------------------------------------------------------------------------------------
@@ -244,9 +249,7 @@ class Processes:
         del self._observed[process]
         status = ProcessStatus.EXITED if exit_code is not None else ProcessStatus.FAILED
         return self._store.processes.finish(
-            project,
-            session,
-            process,
+            found,
             status,
             exit_code=exit_code,
             now_ms=self._context.now_ms(),

@@ -95,7 +95,7 @@ class Sessions:
         """Start what ``record_locked`` wrote down. On failure the session is ``failed`` and nothing runs."""
         try:
             rootfs, warnings = await self._rootfs(sandbox, session)
-            state = await self._context.driver.create(self._spec(sandbox, session, rootfs))
+            state = await self._context.driver.create(self._spec(sandbox, session, rootfs), network=True)
             await self._connect(session)
         except BaseException as error:
             self._store.sessions.move(

@@ -14,7 +14,9 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from sandkeep.errors import NotFound, SandkeepError, SessionStopped, TransportError, from_json
@@ -26,19 +28,26 @@ DIRECT_BYTES: Final = 256 << 10
 _PIECE: Final = 1 << 20
 
 
-async def connect(directory: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to the supervisor of a session directory, however long that path is."""
+@contextmanager
+def _reaching(directory: str) -> Iterator[str]:
+    """Where to connect to the supervisor of a session directory, however long that path is."""
     try:
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         name = os.path.basename(directory)
         raise NotFound(f"no session {name} on this host", kind="session", name=name) from None
     try:
-        return await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/supervisor.sock", limit=1 << 20)
+        yield f"/proc/self/fd/{fd}/supervisor.sock"
     except (FileNotFoundError, ConnectionRefusedError):
         raise gone(directory) from None
     finally:
         os.close(fd)
+
+
+async def connect(directory: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to a supervisor for one file operation."""
+    with _reaching(directory) as path:
+        return await asyncio.open_unix_connection(path, limit=1 << 20)
 
 
 def read_state(directory: str) -> dict[str, Any]:
@@ -67,75 +76,131 @@ async def read_frame(reader: asyncio.StreamReader) -> protocol.Frame:
     return body, blob
 
 
+class _Answers(asyncio.Protocol):
+    """The connection for small requests, answers matched to whoever waits.
+
+    Not a stream: an answer is a frame or two, and the machinery of streams would cost more than decoding it.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._decoder = protocol.FrameDecoder()
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body, _ in self._decoder.feed(data):
+                self._take(body or {})
+        except protocol.ProtocolError:
+            self.drop(gone(self._directory))
+
+    def _take(self, body: dict[str, Any]) -> None:
+        future = self._waiting.pop(body.get("id", 0), None)
+        if future is None or future.done():
+            return
+        if "error" in body:
+            future.set_exception(from_json(body["error"]))
+        else:
+            future.set_result(body["ok"])
+
+    def connection_lost(self, error: Exception | None) -> None:
+        del error
+        if self.open:
+            self.drop(gone(self._directory))
+
+    def drop(self, error: SandkeepError) -> None:
+        """Close the connection and tell everybody who waits why."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def ask(self, body: dict[str, Any], blob: bytes, *numbers: int) -> list[asyncio.Future[dict[str, Any]]]:
+        """Send a request; what comes back under each of the numbers."""
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in numbers]
+        self._waiting.update(zip(numbers, futures, strict=True))
+        try:
+            assert self._transport is not None
+            self._transport.write(protocol.encode(body, blob))
+        except (RuntimeError, OSError):
+            # uvloop says so at once when the other end is gone; asyncio is told later.
+            self.drop(gone(self._directory))
+        return futures
+
+    def forget(self, *numbers: int) -> None:
+        """Nobody waits for these any more."""
+        for number in numbers:
+            self._waiting.pop(number, None)
+
+
 class Control:
     """One session's supervisor, as seen from here. Connects when first used."""
 
     def __init__(self, directory: str, generation: int) -> None:
         self._directory = directory
         self._generation = generation
-        self._writer: asyncio.StreamWriter | None = None
-        self._pump: asyncio.Task[None] | None = None
+        self._answers: _Answers | None = None
         self._connecting: asyncio.Lock = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._next = 0
 
     async def close(self) -> None:
-        if self._pump is not None:
-            self._pump.cancel()
-            try:
-                await self._pump
-            except asyncio.CancelledError:
-                pass
-        self._drop(TransportError("closed"))
+        if self._answers is not None:
+            self._answers.drop(TransportError("closed"))
 
     # --- small requests ----------------------------------------------------------------------------------
 
     async def request(self, op: str, blob: bytes = b"", **body: Any) -> dict[str, Any]:
-        async with self._connecting:
-            if self._writer is None:
-                await self._connect()
-            assert self._writer is not None
-            self._next += 1
-            number = self._next
-            future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-            self._waiting[number] = future
-            request = {"id": number, "op": op, "generation": self._generation, **body}
-            try:
-                self._writer.write(protocol.encode(request, blob))
-            except (RuntimeError, OSError):
-                # uvloop says so at once when the other end is gone; asyncio lets the reader find out.
-                self._drop(gone(self._directory))
+        answers = await self._connected()
+        self._next += 1
+        request = {"id": self._next, "op": op, "generation": self._generation, **body}
+        number = self._next
+        [answer] = answers.ask(request, blob, number)
         try:
-            return await future
+            return await answer
         finally:
-            self._waiting.pop(number, None)
+            answers.forget(number)
 
-    async def _connect(self) -> None:
-        reader, self._writer = await connect(self._directory)
-        self._pump = asyncio.create_task(self._read(reader), name=f"control {self._directory}")
+    async def start(self, **body: Any) -> tuple[dict[str, Any], asyncio.Future[dict[str, Any]] | None]:
+        """Start a process; its record, and its record once it has ended.
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+        The latter is ``None`` from supervisors that have to be asked for it.
+        """
+        answers = await self._connected()
+        self._next += 2
+        number, later = self._next - 1, self._next
+        request = {"id": number, "op": "process.start", "generation": self._generation, "end": later, **body}
+        started, ended = answers.ask(request, b"", number, later)
         try:
-            while True:
-                body, _ = await read_frame(reader)
-                future = self._waiting.pop(body["id"], None) if body else None
-                if body is None or future is None or future.done():
-                    continue
-                if "error" in body:
-                    future.set_exception(from_json(body["error"]))
-                else:
-                    future.set_result(body["ok"])
-        except (asyncio.IncompleteReadError, OSError, protocol.ProtocolError):
-            self._drop(gone(self._directory))
+            answer = await started
+            known = answer.get("end") == later
+        except BaseException:
+            answers.forget(number, later)
+            raise
+        if not known:
+            answers.forget(later)
+        return answer, ended if known else None
 
-    def _drop(self, error: SandkeepError) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(error)
+    async def _connected(self) -> _Answers:
+        async with self._connecting:
+            if self._answers is None or not self._answers.open:
+                with _reaching(self._directory) as path:
+                    loop = asyncio.get_running_loop()
+                    make = partial(_Answers, self._directory)
+                    _, self._answers = await loop.create_unix_connection(make, path)
+            return self._answers
 
     # --- file operations ---------------------------------------------------------------------------------
 

@@ -29,9 +29,7 @@ class Processes:
 
     def finish(
         self,
-        project: str,
-        session: str,
-        process: str,
+        process: Process,
         status: ProcessStatus,
         *,
         exit_code: int | None,
@@ -39,18 +37,16 @@ class Processes:
         reason: str | None = None,
     ) -> Process:
         """Record the end of a running process; one that has ended already is returned as it is."""
-        before = self.get(project, session, process)
-        if before.status is not ProcessStatus.RUNNING:
-            return before
         changes = {
             "status": status,
             "exit_code": exit_code,
             "finished_ms": now_ms,
-            "duration_ms": max(0, now_ms - before.started_ms),
+            "duration_ms": max(0, now_ms - process.started_ms),
             "reason": reason,
         }
-        row = _TABLE.update(self._db, changes, "id = {} AND status = 'running'", process)
-        return row if row is not None else self.get(project, session, process)
+        which = "project = {} AND id = {} AND status = 'running'"
+        row = _TABLE.update(self._db, changes, which, process.project, process.id)
+        return row if row is not None else self.get(process.project, process.session, process.id)
 
     def of_session(self, project: str, session: str) -> list[Process]:
         """Every process of a session, newest first."""

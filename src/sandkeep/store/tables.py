@@ -80,6 +80,8 @@ class Table(Generic[Row]):
         numbers = ", ".join(f"${index + 1}" for index in range(len(self._fields)))
         # The same rows are read over and over; they are frozen, so whoever reads one next may have the same.
         self.decode: Callable[[tuple[Any, ...]], Row] = lru_cache(maxsize=_REMEMBERED)(self._decode)
+        self._finds: dict[str, str] = {}
+        """Statements of ``find`` by term. Terms are written in the code, so there are only so many."""
         self._insert = f"INSERT INTO {name} ({', '.join(self._fields)}) VALUES ({numbers})"
 
     def _decode(self, values: tuple[Any, ...]) -> Row:
@@ -97,8 +99,11 @@ class Table(Generic[Row]):
         db.run(self._insert, *(self.encode(name, getattr(row, name)) for name in self._fields))
 
     def find(self, db: Database, term: str, *values: Any) -> Row | None:
-        where = Conditions().add(term, *values)
-        found = db.one(f"SELECT {self.columns} FROM {self.name} WHERE {where.sql}", *where.values)
+        sql = self._finds.get(term)
+        if sql is None:
+            where = Conditions().add(term, *values)
+            sql = self._finds[term] = f"SELECT {self.columns} FROM {self.name} WHERE {where.sql}"
+        found = db.one(sql, *values)
         return None if found is None else self.decode(found)
 
     def select(self, db: Database, term: str, *values: Any, order: str) -> list[Row]:

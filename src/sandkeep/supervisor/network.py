@@ -36,10 +36,15 @@ class SessionNetwork:
                 part="network-steering",
                 why="this machine could not set it up and the operator accepted that",
             )
+        connection.hand_over(body["id"], {"listeners": len(self._listeners)}, self.descriptors())
+
+    def descriptors(self) -> list[int]:
+        """What ``give_listeners`` hands over, still ours; nothing where the network is not steered."""
+        if not self._listeners:
+            return []
         if self._leash is None:
             self._leash = os.pipe2(os.O_CLOEXEC)
-        fds = [*self._listeners, self._leash[0]]
-        connection.hand_over(body["id"], {"listeners": len(self._listeners)}, fds)
+        return [*self._listeners, self._leash[0]]
 
     def give_sockets(self, connection: Connection, body: dict[str, Any]) -> None:
         """Answer with TCP sockets made inside the session's namespace, to be connected by the receiver."""

@@ -45,6 +45,24 @@ class Surroundings(NamedTuple):
     on_started: Callable[[], None]
 
 
+class _Asker(NamedTuple):
+    """Who asked for a start. ``end`` is what to answer under when the process ends, if they want to know."""
+
+    connection: Connection
+    id: Any
+    end: Any
+
+    def refuse(self, error: SandkeepError) -> None:
+        self.connection.refuse(self.id, error)
+
+    def answer(self, process: Process) -> None:
+        self.connection.answer(self.id, {"process": process.record(), "end": self.end})
+        if self.end is not None:
+            process.exit_waiters.append(
+                lambda: self.connection.answer(self.end, {"process": process.record()})
+            )
+
+
 class Processes:
     def __init__(self, around: Surroundings) -> None:
         self._directory = around.directory
@@ -77,7 +95,8 @@ class Processes:
             raise InvalidRequest(f"process {request['id']} exists", field="process")
         if len(self.running()) >= _MAX_PROCESSES:
             raise LimitReached("too many processes", limit="processes", value=_MAX_PROCESSES)
-        self._queue.append(lambda: self._start_now(connection, body["id"], request))
+        asker = _Asker(connection, body["id"], body.get("end"))
+        self._queue.append(lambda: self._start_now(asker, request))
         self._next_start()
 
     def _next_start(self) -> None:
@@ -86,7 +105,7 @@ class Processes:
             self._init_busy = True
             self._queue.pop(0)()
 
-    def _start_now(self, connection: Connection, request_id: Any, request: dict[str, Any]) -> None:
+    def _start_now(self, asker: _Asker, request: dict[str, Any]) -> None:
         fds: list[int] = []
         process: Process | None = None
         try:
@@ -104,15 +123,15 @@ class Processes:
                 process.group.enter(self._init_pid)
             process.oom_before = self._cgroup.oom_kills()
             self._starting[process.id] = lambda answer, received: self._started(
-                connection, request_id, request, process, answer, received
+                asker, request, process, answer, received
             )
             self._link.tell({"op": "exec", **request}, fds)
         except SandkeepError as error:
             self._abandon_start(process)
-            connection.refuse(request_id, error)
+            asker.refuse(error)
         except OSError as error:
             self._abandon_start(process)
-            connection.refuse(request_id, path_error(error, "start", request["argv"][0]))
+            asker.refuse(path_error(error, "start", request["argv"][0]))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -134,8 +153,7 @@ class Processes:
 
     def _started(
         self,
-        connection: Connection,
-        request_id: Any,
+        asker: _Asker,
         request: dict[str, Any],
         process: Process,
         answer: dict[str, Any],
@@ -152,9 +170,9 @@ class Processes:
             try:
                 self._require_running()
             except SandkeepError as error:
-                connection.refuse(request_id, error)
+                asker.refuse(error)
             else:
-                connection.refuse(request_id, start_error(request, answer))
+                asker.refuse(start_error(request, answer))
             self._next_start()
             return
         process.pid = int(answer["pid"])
@@ -172,7 +190,7 @@ class Processes:
         if request["kill_after_ms"] is not None:
             seconds = request["kill_after_ms"] / 1000
             self._reactor.later(seconds, lambda: self._kill_tree(process, "time limit reached"))
-        connection.answer(request_id, {"process": process.record()})
+        asker.answer(process)
         self._next_start()
 
     def _abandon_start(self, process: Process | None) -> None:

@@ -322,6 +322,10 @@ class Supervisor:
 
     # --- network -----------------------------------------------------------------------------------------
 
+    def network_descriptors(self) -> list[int]:
+        """For whoever asked for the session, so that they need not ask again."""
+        return self._network.descriptors()
+
     def _give_listeners(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         self._require_running()
         self._network.give_listeners(connection, body)

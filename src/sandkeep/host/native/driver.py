@@ -42,6 +42,16 @@ _LAST_BREATH_SECONDS: Final = 0.02
 _ENDED: Final = ("stopped", "aborted")
 
 
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sock)
+
+
 def choose_mode() -> Mode:
     """Real root, else a subordinate id range if this user has one, else the single id everyone has."""
     if os.geteuid() == 0:
@@ -96,6 +106,10 @@ class NativeDriver:
         self._limits: dict[str, str] = {}
         self._forgetting: dict[SessionRef, asyncio.Future[None]] = {}
         self._starting = asyncio.Lock()
+        self._ends: dict[tuple[SessionRef, str], asyncio.Future[dict[str, Any]]] = {}
+        """Of processes started from here: what their supervisor will say when they end."""
+        self._listeners: dict[SessionRef, list[int]] = {}
+        """Came with the answer to a create, and nobody has asked for them yet."""
 
     # --- the zygote --------------------------------------------------------------------------------------
 
@@ -204,6 +218,8 @@ class NativeDriver:
         for item in list(self._controls.values()):
             await item.close()
         self._controls.clear()
+        for ref in list(self._listeners):
+            self._drop_listeners(ref)
         await asyncio.get_running_loop().run_in_executor(None, self._close_zygote)
 
     def spawn(self, argv: list[str], fd: int, environment: dict[str, str]) -> None:
@@ -221,8 +237,11 @@ class NativeDriver:
     def _directory(self, session: str) -> str:
         return f"{self.data_dir}/sessions/{session}"
 
-    async def create(self, spec: SessionSpec) -> dict[str, Any]:
-        """Start a session and return its state, with every barrier and limit in force."""
+    async def create(self, spec: SessionSpec, *, network: bool = False) -> dict[str, Any]:
+        """Start a session and return its state, with every barrier and limit in force.
+
+        ``network`` says that ``listeners`` is asked for next: they then come with the same answer.
+        """
         await self.start()
         directory = self._directory(spec.session)
         try:
@@ -231,42 +250,47 @@ class NativeDriver:
             raise WrongState(f"session {spec.session} exists", session=spec.session) from None
         try:
             replace_json(f"{directory}/spec.json", spec.to_json())
-            answer = json.loads(await self._ask_for(spec.session) or _NO_ANSWER)
+            data, fds = await self._ask_for(spec.session, network=network)
+            answer = json.loads(data or _NO_ANSWER)
             if "error" in answer:
                 raise from_json(answer["error"])
         except Exception:
             # Nothing ran, so nothing in there belongs to anybody but us.
             shutil.rmtree(directory, ignore_errors=True)
             raise
+        if fds:
+            self._listeners[SessionRef(self.host, spec.session, spec.generation)] = fds
         state: dict[str, Any] = answer["state"]
         return state
 
-    async def _ask_for(self, session: str) -> bytes:
+    async def _ask_for(self, session: str, *, network: bool = False) -> tuple[bytes, list[int]]:
         """Ask the zygote, or its successor if it died with the request in hand and nobody is starting it."""
         asked = self._socket
-        data = await self._ask_zygote(session)
-        if not data:
+        answer = await self._ask_zygote(session, network)
+        if not answer[0]:
             await asyncio.sleep(_LAST_BREATH_SECONDS)
             if self._socket is not asked or not self._zygote_listens():
                 await self.start()
-                data = await self._ask_zygote(session)
-        return data
+                answer = await self._ask_zygote(session, network)
+        return answer
 
-    async def _ask_zygote(self, session: str) -> bytes:
+    async def _ask_zygote(self, session: str, network: bool) -> tuple[bytes, list[int]]:
         """Have a session started; what its supervisor says about that, or nothing if there is none."""
+        request = json.dumps({"session": session, "network": network}).encode()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             ours.setblocking(False)
             with theirs:
                 assert self._socket is not None
                 try:
-                    sockets.send(self._socket, json.dumps({"session": session}).encode(), [theirs.fileno()])
+                    sockets.send(self._socket, request, [theirs.fileno()])
                 except (BrokenPipeError, ConnectionResetError):
-                    return b""
+                    return b"", []
+            await _readable(ours)
             try:
-                return await asyncio.get_running_loop().sock_recv(ours, 1 << 20)
+                return sockets.receive(ours)
             except ConnectionResetError:
-                return b""
+                return b"", []
 
     def control(self, ref: SessionRef) -> control.Control:
         """The connection to a session's supervisor; made when first needed, shared afterwards."""
@@ -374,10 +398,15 @@ class NativeDriver:
     async def _forget(self, ref: SessionRef) -> None:
         if (await self.state(ref))["status"] == "running":
             raise WrongState(f"session {ref.session} is running", session=ref.session)
+        self._drop_listeners(ref)
         found = self._controls.pop(ref, None)
         if found is not None:
             await found.close()
         await asyncio.get_running_loop().run_in_executor(None, self._await_release, ref.session)
+
+    def _drop_listeners(self, ref: SessionRef) -> None:
+        for fd in self._listeners.pop(ref, ()):
+            os.close(fd)
 
     def _await_release(self, session: str) -> None:
         # A supervisor that has answered may still be closing its overlay; its lock goes last.
@@ -417,6 +446,8 @@ class NativeDriver:
 
     async def listeners(self, ref: SessionRef) -> list[int]:
         """Descriptors a session's traffic ends at, and one to see its end by; the caller owns them."""
+        if ref in self._listeners:
+            return self._listeners.pop(ref)
         return await self._descriptors(ref, "network.listeners")
 
     async def sockets(self, ref: SessionRef, *, count: int, family: int) -> list[int]:
@@ -430,9 +461,18 @@ class NativeDriver:
     # --- processes ---------------------------------------------------------------------------------------
 
     async def start_process(self, ref: SessionRef, spec: ProcessSpec) -> dict[str, Any]:
-        answer = await self.control(ref).request("process.start", **spec.to_json())
+        answer, ended = await self.control(ref).start(**spec.to_json())
+        if ended is not None:
+            self._ends[ref, spec.process] = ended
+            ended.add_done_callback(lambda end: self._forget_end(ref, spec.process, end))
         record: dict[str, Any] = answer["process"]
         return record
+
+    def _forget_end(self, ref: SessionRef, process: str, end: asyncio.Future[dict[str, Any]]) -> None:
+        """Kept for whoever comes to wait before it happens; others ask."""
+        self._ends.pop((ref, process), None)
+        if not end.cancelled():
+            end.exception()
 
     def process_directory(self, ref: SessionRef, process: str) -> str:
         return f"{self._directory(ref.session)}/processes/{process}"
@@ -467,8 +507,9 @@ class NativeDriver:
         return records
 
     async def wait_process(self, ref: SessionRef, process: str) -> dict[str, Any]:
+        announced = self._ends.pop((ref, process), None)
         try:
-            answer = await self.control(ref).request("process.wait", process=process)
+            answer = await (announced or self.control(ref).request("process.wait", process=process))
         except SessionStopped:
             return self._saved_record(ref, process)
         record: dict[str, Any] = answer["process"]

@@ -118,7 +118,7 @@ def _serve(control: socket.socket, host: boot.Host, pool: Pool) -> NoReturn:
         elif not pool.give(data, fds) and _fork(host) == 0:
             control.close()
             pool.leave()
-            _supervise(host, request["session"], socket.socket(fileno=fds[0]), None)
+            _supervise(host, request, socket.socket(fileno=fds[0]), None)
         for fd in fds:
             os.close(fd)
 
@@ -205,7 +205,7 @@ def _wait_for_work(host: boot.Host, work: socket.socket) -> NoReturn:
         work.close()
         if data:
             ready, booted = booted, None
-            _supervise(host, json.loads(data)["session"], socket.socket(fileno=fds[0]), ready)
+            _supervise(host, json.loads(data), socket.socket(fileno=fds[0]), ready)
     except (OSError, SandkeepError):
         pass  # the zygote sees us go
     finally:
@@ -234,8 +234,11 @@ def _spawn(argv: list[str], environment: dict[str, str], fd: int) -> NoReturn:
         os._exit(127)
 
 
-def _supervise(host: boot.Host, session: str, reply: socket.socket, ready: boot.Booted | None) -> NoReturn:
+def _supervise(
+    host: boot.Host, request: dict[str, Any], reply: socket.socket, ready: boot.Booted | None
+) -> NoReturn:
     """The life of a supervisor. ``reply`` hears once how the start went."""
+    session = request["session"]
     try:
         started = time.monotonic_ns()
         if ready is None:
@@ -253,8 +256,9 @@ def _supervise(host: boot.Host, session: str, reply: socket.socket, ready: boot.
             reply.send(json.dumps({"error": failure.to_json()}).encode())
             os._exit(1)
         boot_us = (time.monotonic_ns() - started) // 1000
+        answer = json.dumps({"state": supervisor.state(), "boot_us": boot_us}).encode()
         try:
-            reply.send(json.dumps({"state": supervisor.state(), "boot_us": boot_us}).encode())
+            sockets.send(reply, answer, supervisor.network_descriptors() if request["network"] else None)
         except OSError:
             pass  # whoever asked is gone; the session is there for whoever comes next
         reply.close()
