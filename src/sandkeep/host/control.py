@@ -17,7 +17,7 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sandkeep.errors import NotFound, SandkeepError, SessionStopped, TransportError, from_json
 from sandkeep.linux import sockets
@@ -93,8 +93,7 @@ class _Answers(asyncio.Protocol):
         return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
         try:
