@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
+import termios
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,25 @@ class Program:
         assert lines and lines[0].startswith("sandkeep: "), done.err
         assert len(lines) <= 2 and all(line.startswith("  ") for line in lines[1:]), done.err
         return done.err
+
+    def on_terminal(self, *args: str, status: int = 0, env: dict[str, str] | None = None) -> bytes:
+        """Run it on a terminal of 100 columns; returns every byte the terminal was sent."""
+        ours, its = pty.openpty()
+        termios.tcsetwinsize(its, (30, 100))
+        terminal = {"TERM": "xterm-256color", **(env or {})}
+        process = subprocess.Popen(
+            [*command(), *args], env={**self.env, **terminal}, stdin=its, stdout=its, stderr=its
+        )
+        os.close(its)
+        output = b""
+        try:
+            while data := os.read(ours, 1 << 16):
+                output += data
+        except OSError:
+            pass  # how the end of a terminal is told
+        os.close(ours)
+        assert process.wait(SECONDS) == status, output
+        return output
 
     def start(self, *args: str, **how: Any) -> subprocess.Popen[bytes]:
         """Run it in the background with its output in a pipe."""

@@ -67,6 +67,11 @@ class Screen:
         # Lines that are longer than the screen are joined again.
         return self._tmux("capture-pane", "-p", "-J")
 
+    @property
+    def styled(self) -> str:
+        """The same with its colours."""
+        return self._tmux("capture-pane", "-p", "-J", "-e")
+
     def wait(self, wanted: str) -> str:
         """Until something is on the screen that was not typed: it is not on a line with a prompt."""
         return self.until(

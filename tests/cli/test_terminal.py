@@ -75,6 +75,45 @@ def test_vim_edits_a_file_on_the_whole_screen(screen: Screen, cli: Program, box:
     assert cli("exec", box, "cat", "note.txt").text == "second\n"
 
 
+def test_htop_draws_follows_the_size_answers_keys_and_leaves(screen: Screen, box: str) -> None:
+    if shutil.which("htop") is None:
+        pytest.skip("no htop in the host's /usr: apt-get install htop")
+    before = screen.settings()
+    screen.sandkeep("exec", "-it", box, "htop", "--delay=2")
+    text = screen.wait("F10Quit")
+    assert "Load average" in text and "sandkeep-init" in text
+    assert text.splitlines().index(next(line for line in text.splitlines() if "F10Quit" in line)) == 29
+    screen.resize(90, 20)
+    screen.until(lambda text: "F10Quit" in (text.splitlines() or [""])[19:20][0], "the keys on line 20")
+    screen.press("F5")
+    screen.wait("F5List")
+    screen.press("F10")
+    text = screen.wait("status=0")
+    assert "F10Quit" not in text
+    screen.resize(100, 30)
+    assert screen.settings() == before
+
+
+def test_colours_of_256_arrive_as_they_were_sent(screen: Screen, box: str) -> None:
+    screen.sandkeep("exec", "-it", box, "sh", "-c", r"tput colors; printf '\033[38;5;208mam%s\033[0m\n' ber")
+    text = screen.wait("status=0")
+    assert "256" in text.split()
+    assert "\033[38;5;208mamber" in screen.styled
+
+
+def test_a_shell_before_the_command(screen: Screen, cli: Program, name: str) -> None:
+    screen.sandkeep("run", "--connect", "--name", name, "--rm", "cat", "f")
+    screen.wait(PROMPT)
+    screen.press("echo made''-inside > f; clear; exit 3", "Enter")
+    screen.wait("made-inside")
+    screen.wait("status=0")
+    screen.sandkeep("run", "--connect", "--silent")
+    screen.wait(PROMPT)
+    screen.press("exit 3", "Enter")
+    screen.wait("status=3")
+    cli.fails("exec", name, "true", status=125)
+
+
 def test_a_sandbox_for_a_shell(screen: Screen, cli: Program, name: str) -> None:
     screen.sandkeep("sh", "--name", name)
     screen.wait(PROMPT)

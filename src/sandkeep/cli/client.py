@@ -34,9 +34,15 @@ class Client(sync.Client):
     """A connection of the command line."""
 
     def __init__(
-        self, url: str | None = None, *, token: str | None, project: str | None, team: str | None
+        self,
+        url: str | None = None,
+        *,
+        token: str | None,
+        project: str | None,
+        team: str | None,
+        timeout: float,
     ) -> None:
-        super().__init__(url, token=token, project=project)
+        super().__init__(url, token=token, project=project, timeout=timeout)
         if team is not None:
             known = self._transport.target
             values = {field.name: getattr(known, field.name) for field in fields(known)}

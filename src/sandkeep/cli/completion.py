@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from sandkeep.cli.framework import App, argument, command
-from sandkeep.cli.main import COMMANDS, load
+from sandkeep.cli.framework import App, argument, command, sandbox_names
+from sandkeep.cli.main import ALIASES, COMMANDS, LEADING_FLAGS, LEADING_VALUES, load
 from sandkeep.paths import data_directory
 
 VARIABLE = "_SANDKEEP_COMPLETE"
@@ -26,11 +28,20 @@ class Root(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return load(cmd_name) if cmd_name in COMMANDS else None
+        name = ALIASES.get(cmd_name, cmd_name)
+        return load(name) if name in COMMANDS else None
 
 
 def root() -> Root:
-    return Root("sandkeep", help="Named Linux sandboxes that keep their files between runs.")
+    options: list[click.Parameter] = [click.Option([name], is_flag=True) for name in LEADING_FLAGS]
+    options += [click.Option([name], callback=_noted) for name in LEADING_VALUES]
+    return Root("sandkeep", params=options)
+
+
+def _noted(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Options in front of the command count as they do when it is run."""
+    if value is not None:
+        os.environ[LEADING_VALUES[param.opts[0]]] = value
 
 
 @command(
@@ -57,17 +68,29 @@ def answer() -> int:
     return shell_complete(root(), {}, "sandkeep", VARIABLE, os.environ[VARIABLE])
 
 
-def names_of_sandboxes(incomplete: str) -> list[str]:
-    """Names that begin so, if a server runs; at most a screenful."""
+def names_of_sandboxes(values: dict[str, Any], incomplete: str) -> list[str]:
+    """Names that begin so, if a server runs; at most a screenful.
+
+    ``values``: of the common options, so that the server is the one the command would ask.
+    """
     from sandkeep.errors import SandkeepError
     from sandkeep.server.embedded import ask
-    from sandkeep.sync import Client, SandboxQueryByName
+    from sandkeep.sync import SandboxQueryByName
 
+    app = App(values, seconds=2)
     try:
-        if "SANDKEEP_URL" not in os.environ and ask(data_directory(), "GET", "/version") is None:
+        if app.url is None and ask(data_directory(), "GET", "/version") is None:
             return []
-        with Client(timeout=2) as client:
-            page = client.query_sandboxes(SandboxQueryByName(prefix=incomplete, page_size=50)).page()
-            return [box.name for box in page.items]
+        page = app.client.query_sandboxes(SandboxQueryByName(prefix=incomplete, page_size=50)).page()
+        return [box.name for box in page.items]
     except (SandkeepError, OSError):
         return []
+    finally:
+        app.close()
+
+
+def places(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Sandboxes, as ``cp`` wants them named, and files here."""
+    # In bash the last kind counts when there is any of it, and files otherwise.
+    files = [CompletionItem(incomplete, type="file")]
+    return files + [CompletionItem(f"{name}:") for name in sandbox_names(ctx, param, incomplete)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -31,6 +31,12 @@ def place(text: str) -> Place:
     return Place(None, text)
 
 
+def _places(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    from sandkeep.cli.completion import places
+
+    return places(ctx, param, incomplete)
+
+
 @command(
     "cp",
     examples=[
@@ -39,8 +45,8 @@ def place(text: str) -> Place:
         ("without what need not be there", "sandkeep cp --ignore .git --ignore '*.pyc' . web:src"),
     ],
 )
-@argument("source", metavar="SOURCE", help="A path here, or NAME:PATH in a sandbox.")
-@argument("target", metavar="TARGET", help="A path here, or NAME:PATH in a sandbox.")
+@argument("source", metavar="SOURCE", shell_complete=_places, help="A path here, or NAME:PATH in a sandbox.")
+@argument("target", metavar="TARGET", shell_complete=_places, help="A path here, or NAME:PATH in a sandbox.")
 @option(
     "--ignore",
     multiple=True,

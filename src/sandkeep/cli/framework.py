@@ -44,7 +44,13 @@ WIDTH = 100
 class App:
     """One invocation: where it connects and how it speaks."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], *, seconds: float = 60.0) -> None:
+        """
+        Args:
+            values: of the common options, by name.
+            seconds: how long to wait for what should be quick.
+        """
+        self._seconds = seconds
         self.json: bool = values.get("json", False)
         self.quiet: bool = values.get("quiet", False) or "SANDKEEP_QUIET" in os.environ
         self.data_dir: str | None = values.get("data_dir")
@@ -63,7 +69,9 @@ class App:
         """The server, reached when it is first asked something; started when it is ours and does not run."""
         from sandkeep.cli.client import Client
 
-        return Client(self._url, token=self._token, project=self._project, team=self._team)
+        return Client(
+            self._url, token=self._token, project=self._project, team=self._team, timeout=self._seconds
+        )
 
     def close(self) -> None:
         if "client" in self.__dict__:
@@ -136,7 +144,7 @@ def sandbox_names(ctx: click.Context, param: click.Parameter, incomplete: str) -
     """Names to complete with: those of a server that runs already, since pressing Tab must start nothing."""
     from sandkeep.cli.completion import names_of_sandboxes
 
-    return names_of_sandboxes(incomplete)
+    return names_of_sandboxes(_kept(ctx), incomplete)
 
 
 def sandbox_argument(**kwargs: Any) -> Callable[[F], F]:
@@ -174,6 +182,12 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         ctx.meta[f"sandkeep.{param.name}"] = value
 
 
+def _kept(ctx: click.Context) -> dict[str, Any]:
+    """The common options of a command line."""
+    prefix = "sandkeep."
+    return {key[len(prefix) :]: value for key, value in ctx.meta.items() if key.startswith(prefix)}
+
+
 # --- commands --------------------------------------------------------------------------------------------
 
 
@@ -183,9 +197,7 @@ class Command(click.Command):
     examples: Sequence[tuple[str, str]] = ()
 
     def invoke(self, ctx: click.Context) -> Any:
-        prefix = "sandkeep."
-        values = {key[len(prefix) :]: value for key, value in ctx.meta.items() if key.startswith(prefix)}
-        ctx.obj = App(values)
+        ctx.obj = App(_kept(ctx))
         try:
             return super().invoke(ctx)
         except InvalidRequest as error:

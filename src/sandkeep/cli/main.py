@@ -79,8 +79,8 @@ _NOT_NEEDED: Final = {
 }
 """Commands people know from elsewhere, and why there are none here."""
 
-_LEADING_FLAGS: Final = {"--debug": "SANDKEEP_DEBUG", "--quiet": "SANDKEEP_QUIET", "-q": "SANDKEEP_QUIET"}
-_LEADING_VALUES: Final = {
+LEADING_FLAGS: Final = {"--debug": "SANDKEEP_DEBUG", "--quiet": "SANDKEEP_QUIET", "-q": "SANDKEEP_QUIET"}
+LEADING_VALUES: Final = {
     "--url": "SANDKEEP_URL",
     "--token": "SANDKEEP_TOKEN",
     "--project": "SANDKEEP_PROJECT",
@@ -153,16 +153,16 @@ def _leading(args: list[str]) -> list[str] | None:
     """What follows the options in front of the command, which count for whatever command it is."""
     while args and args[0].startswith("-"):
         name, equals, value = args[0].partition("=")
-        if not equals and name in _LEADING_FLAGS:
-            os.environ[_LEADING_FLAGS[name]] = "1"
+        if not equals and name in LEADING_FLAGS:
+            os.environ[LEADING_FLAGS[name]] = "1"
             del args[0]
-        elif name in _LEADING_VALUES and (equals or len(args) > 1):
-            os.environ[_LEADING_VALUES[name]] = value if equals else args[1]
+        elif name in LEADING_VALUES and (equals or len(args) > 1):
+            os.environ[LEADING_VALUES[name]] = value if equals else args[1]
             del args[: 1 if equals else 2]
         elif name in ("-h", "--help", "-V", "--version"):
             break
         else:
-            lacking = name in _LEADING_VALUES
+            lacking = name in LEADING_VALUES
             problem = f"{name} needs a value" if lacking else f"no option {name} before a command"
             print(f"sandkeep: {problem}", file=sys.stderr)
             print("  'sandkeep --help' lists the commands", file=sys.stderr)

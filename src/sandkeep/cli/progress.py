@@ -14,8 +14,11 @@ from sandkeep.cli.output import clean, cut, size, terminal_width
 _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PATIENCE: Final = 0.4
 """Seconds before anything is shown: most things are over by then."""
+_LONG: Final = 3
+"""Seconds after which people want to know how long it has been."""
 _EVERY: Final = 0.1
 _BAR: Final = 24
+_NARROWEST: Final = 12
 _ERASE: Final = "\r\033[K"
 
 
@@ -31,13 +34,16 @@ def busy(text: str, *, quiet: bool) -> Iterator[None]:
         yield
         return
     over = threading.Event()
+    began = time.monotonic()
 
     def show() -> None:
         if over.wait(_PATIENCE):
             return
         frame = 0
         while True:
-            sys.stderr.write(f"{_ERASE}{_FRAMES[frame % len(_FRAMES)]} {_fit(text)}")
+            seconds = int(time.monotonic() - began)
+            line = f"{text}  {seconds}s" if seconds >= _LONG else text
+            sys.stderr.write(f"{_ERASE}{_FRAMES[frame % len(_FRAMES)]} {_fit(line)}")
             sys.stderr.flush()
             frame += 1
             if over.wait(_EVERY):
@@ -75,10 +81,12 @@ class Bar:
         if total:
             filled = min(_BAR, _BAR * done // total)
             bar = "━" * filled + "╌" * (_BAR - filled)
-            line = f"{self._text} {bar} {min(100, 100 * done // total)}%  {size(done)} of {size(total)}"
+            measure = f"{bar} {min(100, 100 * done // total)}%  {size(done)} of {size(total)}  {rate}/s"
         else:
-            line = f"{self._text} {size(done)}"
-        line = f"{line}  {rate}/s  {clean(what)}".rstrip()
+            measure = f"{size(done)}  {rate}/s"
+        # Words give way to the measure, which is what people look for.
+        text = cut(clean(self._text), max(_room() - len(measure) - 1, _NARROWEST))
+        line = f"{text} {measure}  {clean(what)}".rstrip()
         sys.stderr.write(f"{_ERASE}{_fit(line)}")
         sys.stderr.flush()
 
@@ -91,5 +99,9 @@ class Bar:
             sys.stderr.flush()
 
 
+def _room() -> int:
+    return (terminal_width(sys.stderr) or 80) - 3
+
+
 def _fit(text: str) -> str:
-    return cut(text, (terminal_width(sys.stderr) or 80) - 3)
+    return cut(text, _room())

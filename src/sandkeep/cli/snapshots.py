@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandkeep.cli.framework import App, Group, argument, command, finish, option, sandbox_argument, several
+from sandkeep.cli.framework import (
+    App,
+    Group,
+    argument,
+    command,
+    finish,
+    option,
+    sandbox_argument,
+    sandbox_names,
+    several,
+)
 from sandkeep.cli.listing import CURSOR, PAGING, more, paged, paging
 from sandkeep.cli.output import ago, size
 from sandkeep.cli.values import LIFETIME, NumberType
@@ -97,7 +107,7 @@ snapshots = Group(
 
 
 @command("ls", examples=[("of one sandbox", "sandkeep snapshots ls --name web")])
-@option("--name", metavar="NAME", help="Only those of this sandbox.")
+@option("--name", metavar="NAME", shell_complete=sandbox_names, help="Only those of this sandbox.")
 @paging
 def ls(app: App, name: str | None, **values: Any) -> None:
     """List snapshots, newest first."""
