@@ -31,7 +31,9 @@ def screen(cli: Program, tmp_path: Path) -> Iterator[Screen]:
     program.write_text(f'#!/bin/sh\nexec {shlex.join(command())} "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{cli.env['PATH']}"
-    screen = Screen(tmp_path, {**cli.env, "PATH": path, "HOME": str(tmp_path)})
+    # Shells leave things in both.
+    own = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    screen = Screen(tmp_path, {**cli.env, "PATH": path, **own})
     yield screen
     screen.close()
 

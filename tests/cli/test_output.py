@@ -114,6 +114,8 @@ def test_columns_fit_and_only_wide_ones_give(widths: list[int], room: int) -> No
     assert all(new <= old for new, old in zip(found, widths, strict=True))
     if sum(widths) <= room:
         assert found == widths
+    if widths[0] <= room // 2 and room // 2 + 6 * (len(widths) - 1) <= room:
+        assert found[0] == widths[0], "names and ids are whole"
 
 
 def test_values_become_json_with_the_users_own_keys_untouched() -> None:

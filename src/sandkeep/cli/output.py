@@ -162,13 +162,19 @@ def cut(text: str, width: int) -> str:
 
 
 def fitted(widths: Sequence[int], room: int) -> list[int]:
-    """Narrower columns when there is no room for all of them; the widest give first."""
+    """Narrower columns when there is no room for all of them; the widest give first.
+
+    The first column is what is typed next, a name or an id: up to half of the room it gives last.
+    """
     found = list(widths)
-    while sum(found) > room:
-        widest = max(found)
-        if widest <= _NARROWEST:
-            break
-        found[found.index(widest)] -= 1
+    for first in (max(room // 2, _NARROWEST), _NARROWEST):
+        while sum(found) > room:
+            over = [
+                width if width > (_NARROWEST if index else first) else 0 for index, width in enumerate(found)
+            ]
+            if not any(over):
+                break
+            found[over.index(max(over))] -= 1
     return found
 
 

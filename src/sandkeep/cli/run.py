@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 ENDING = "When it ends"
 _LOOK_SECONDS = 1.0
 
-silent = option("--silent", is_flag=True, section=ENDING, help="Do not print the name of a new sandbox.")
+silent = option(
+    "--silent", is_flag=True, section=options.SANDBOX, help="Do not print the name of a new sandbox."
+)
 
 
 class Run(WithCommand):
