@@ -1,116 +1,247 @@
-"""Cancelled anywhere, the SDK leaves nothing behind: no process, no sandbox, no broken client."""
+"""Cancelled at any of its waits, in any way, a flow leaves nothing behind, and the client goes on.
+
+Nothing: no process, sandbox, draft, socket or task. Every wait of each flow is tried, in turn.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
 
 import anyio
 import pytest
+import trio
 
 import sandkeep
 from sandkeep.errors import NotFound
+from tests.sdk.leftovers import sockets_of_this_process
+from tests.sdk.stepping import cancelled_at_every_step
 
 pytestmark = pytest.mark.anyio
 
-MOST_AWAITS = 400
+WAYS = [("asyncio", "task"), ("asyncio", "scope"), ("trio", "scope")]
 
 
-class Cancelling:
-    """Cancels a flow at its n-th wait: each time the loop would have gone on to something else."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.seen = 0
-
-    async def run(self, flow: Callable[[], Awaitable[object]]) -> bool:
-        """Whether the flow was cancelled (otherwise it had fewer waits)."""
-        finished = False
-
-        async def body() -> None:
-            nonlocal finished
-            await flow()
-            finished = True
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(body)
-            while not finished and self.seen < self.at:
-                self.seen += 1
-                await anyio.lowlevel.checkpoint()
-            group.cancel_scope.cancel()
-        return not finished
+@pytest.fixture(params=WAYS, ids=lambda way: "-".join(way))
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param[0])
 
 
-def points() -> list[int]:
-    """Densely where most happens, then wider apart: a round trip is many turns of the loop."""
-    return [*range(0, 60, 4), *range(60, MOST_AWAITS, 40), 1000, 4000]
+@pytest.fixture
+def way(request: pytest.FixtureRequest, anyio_backend: str) -> str:
+    return str(request.node.callspec.params["anyio_backend"][1])
 
 
-async def test_a_cancelled_create_scope_leaves_no_sandbox() -> None:
-    for at in points():
-        name = f"t-{secrets.token_hex(4)}"
+def tasks(backend: str) -> int:
+    if backend == "asyncio":
+        return len(asyncio.all_tasks())
+    return trio.lowlevel.current_statistics().tasks_living
 
-        async def flow(name: str = name) -> None:
-            async with sandkeep.create_sandbox(name, persistent=False) as box:
-                await box.fs.write_text("f", "x")
-                await box.fs.read_text("f")
 
-        await Cancelling(at).run(flow)
+@pytest.fixture
+async def client(anyio_backend: str) -> AsyncGenerator[sandkeep.Client, None]:
+    sockets, before = sockets_of_this_process(), tasks(anyio_backend)
+    async with sandkeep.Client() as client:
+        yield client
+    assert sockets_of_this_process() == sockets
+    assert tasks(anyio_backend) == before
+
+
+@pytest.fixture
+async def box(client: sandkeep.Client) -> AsyncGenerator[sandkeep.Sandbox, None]:
+    async with client.create_sandbox() as box:
+        yield box
+
+
+async def nothing_runs(box: sandkeep.Sandbox) -> None:
+    for process in await box.processes():
+        await process.wait(timeout=5)
+
+
+# --- sandboxes -----------------------------------------------------------------------------------------
+
+
+async def test_a_create_scope_leaves_no_sandbox(client: sandkeep.Client, way: str) -> None:
+    name = f"t-{secrets.token_hex(4)}"
+
+    async def flow() -> None:
+        async with client.create_sandbox(name, persistent=False) as box:
+            await box.fs.write_text("f", "x")
+
+    async def check() -> None:
         with pytest.raises(NotFound):
-            await sandkeep.get_sandbox(name)
+            await client.get_sandbox(name)
+
+    assert await cancelled_at_every_step(way, flow, check) > 2
 
 
-async def test_a_cancelled_run_leaves_no_process() -> None:
-    async with sandkeep.create_sandbox() as box:
-        for at in points():
-            with anyio.move_on_after(10):
-                await Cancelling(at).run(lambda: box.run_process("sleep", ["60"], capture_output=True))
-        for process in await box.processes():
-            assert await process.wait(timeout=5) == 137
-
-
-async def test_a_run_that_is_cancelled_while_it_waits_is_killed() -> None:
-    async with sandkeep.create_sandbox() as box:
-        with anyio.move_on_after(0.5):
-            await box.run_process("sleep", ["60"])
-        [process] = await box.processes()
-        assert await process.wait(timeout=5) == 137
-
-
-async def test_a_process_that_was_only_started_survives_its_starter() -> None:
-    async with sandkeep.create_sandbox() as box:
-        with anyio.move_on_after(0.5):
-            process = await box.create_process("sleep", ["60"])
-            await process.wait()
-        assert await process.poll() is None
-        await process.kill()
-
-
-async def test_files_are_complete_or_not_there_when_writing_is_cancelled() -> None:
-    async with sandkeep.create_sandbox() as box:
-        before, after = b"a" * (6 << 20), b"b" * (9 << 20)
-        await box.fs.write_bytes("file", before)
+async def test_a_resume_scope_leaves_no_session(client: sandkeep.Client, way: str) -> None:
+    async with client.create_sandbox() as box:
+        await box.stop()
 
         async def flow() -> None:
-            async with box.fs.open("file", "wb") as out:
-                for start in range(0, len(after), 1 << 20):
-                    await out.write(after[start : start + (1 << 20)])
+            async with client.resume_sandbox(box.name) as resumed:
+                await resumed.fs.exists("f")
 
-        for at in (0, 20, 100, 500, 2000):
-            await Cancelling(at).run(flow)
-            assert await box.fs.read_bytes("file") in (before, after)
-            # What a cut connection left half-written is removed as soon as the cut is noticed.
-            for _ in range(200):
-                names = [entry.name for entry in await box.fs.listdir(".")]
-                if names == ["file"]:
-                    break
-                await anyio.sleep(0.01)
-            assert names == ["file"]
+        async def check() -> None:
+            assert (await box.refresh()).status is sandkeep.SessionStatus.STOPPED
+
+        assert await cancelled_at_every_step(way, flow, check) > 2
 
 
-async def test_a_client_goes_on_after_cancellations() -> None:
-    async with sandkeep.Client() as client, client.create_sandbox() as box:
-        await box.fs.write_bytes("f", b"x" * 100_000)
-        for at in range(0, 120, 3):
-            await Cancelling(at).run(lambda: box.fs.read_bytes("f"))
-        assert await box.fs.read_bytes("f") == b"x" * 100_000
+async def test_a_sandbox_goes_on_after_a_snapshot_stop_or_resume_that_was_cancelled(
+    box: sandkeep.Sandbox, way: str
+) -> None:
+    await box.fs.write_text("f", "kept")
+
+    async def flow() -> None:
+        await box.snapshot()
+        await box.resume()
+        await box.stop()
+        await box.resume()
+
+    async def check() -> None:
+        assert await box.fs.read_text("f") == "kept"
+
+    assert await cancelled_at_every_step(way, flow, check) > 4
+
+
+# --- processes -----------------------------------------------------------------------------------------
+
+
+async def test_a_run_leaves_no_process(box: sandkeep.Sandbox, way: str) -> None:
+    async def flow() -> None:
+        await box.run_process("sh", ["-c", "cat; sleep 0.03"], input="x", capture_output=True)
+        await box.run_process("sleep", ["0.03"], timeout=20)
+        await box.run_process("sh", ["-c", "exit 3"])
+
+    assert await cancelled_at_every_step(way, flow, lambda: nothing_runs(box)) > 4
+
+
+@pytest.mark.parametrize("limit", [None, 500])
+async def test_a_run_that_would_take_long_is_killed(
+    box: sandkeep.Sandbox, way: str, limit: float | None
+) -> None:
+    async def flow() -> None:
+        await box.run_process("sleep", ["600"], capture_output=True, timeout=limit)
+
+    assert await cancelled_at_every_step(way, flow, lambda: nothing_runs(box), patience=0.3) > 1
+
+
+async def test_a_process_that_was_only_started_survives_its_starter(box: sandkeep.Sandbox) -> None:
+    with anyio.move_on_after(0.5):
+        process = await box.create_process("sleep", ["60"])
+        await process.wait()
+    assert await process.poll() is None
+    await process.kill()
+
+
+async def test_waiting_and_talking_can_be_cut_short(box: sandkeep.Sandbox, way: str) -> None:
+    async def flow() -> None:
+        process = await box.create_process("cat", stdin=True)
+        assert await process.communicate(b"input") == (b"input", b"")
+        assert await process.wait() == 0
+
+    async def check() -> None:
+        for process in await box.processes():
+            await process.kill()
+        await nothing_runs(box)
+
+    assert await cancelled_at_every_step(way, flow, check) > 4
+
+
+async def test_a_terminal_is_hung_up(box: sandkeep.Sandbox, way: str) -> None:
+    async def flow() -> None:
+        async with box.open_interactive("sh") as terminal:
+            await terminal.write("exit 3\n")
+            assert await terminal.wait() == 3
+
+    assert await cancelled_at_every_step(way, flow, lambda: nothing_runs(box)) > 4
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+async def test_reading_and_writing_can_be_cut_short(box: sandkeep.Sandbox, way: str, tmp_path: Path) -> None:
+    (tmp_path / "up/sub").mkdir(parents=True)
+    (tmp_path / "up/sub/f").write_bytes(b"u" * 200_000)
+    contents = {b"a" * 300_000, b"b" * 300_000}
+    await box.fs.write_bytes("file", min(contents))
+
+    async def flow() -> None:
+        await box.fs.write_bytes("file", max(contents))
+        assert await box.fs.read_bytes("file") in contents
+        await box.fs.write_bytes("file", min(contents))
+        await box.fs.upload(tmp_path / "up", "tree")
+        await box.fs.upload(tmp_path / "up/sub/f", "one")
+        await box.fs.download("tree", tmp_path / "down")
+        await box.fs.download("one", tmp_path / "one")
+
+    async def check() -> None:
+        assert await box.fs.read_bytes("file") in contents
+        assert {path.name for path in tmp_path.iterdir()} <= {"up", "down", "one"}
+        assert {path.name for path in (tmp_path / "down").rglob("*")} <= {"sub", "f"}
+
+    assert await cancelled_at_every_step(way, flow, check) > 10
+
+
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+async def test_files_are_complete_or_not_there_when_writing_is_cut_short(
+    box: sandkeep.Sandbox, way: str, stride: int
+) -> None:
+    before, after = b"a" * (5 << 20), b"b" * (9 << 20)
+    await box.fs.write_bytes("file", before)
+
+    async def flow() -> None:
+        async with box.fs.open("file", "wb") as out:
+            for start in range(0, len(after), 3 << 20):
+                await out.write(after[start : start + (3 << 20)])
+        async with box.fs.open("file", "rb") as source:
+            while await source.read(1 << 20):
+                pass
+
+    async def check() -> None:
+        assert await box.fs.read_bytes("file") in (before, after)
+        # What a cut connection left half-written is removed as soon as the cut is noticed.
+        for _ in range(200):
+            names = [entry.name for entry in await box.fs.listdir(".")]
+            if names == ["file"]:
+                break
+            await anyio.sleep(0.01)
+        assert names == ["file"]
+
+    assert await cancelled_at_every_step(way, flow, check, stride=stride) > 4
+
+
+async def test_a_watch_can_be_cut_short(box: sandkeep.Sandbox, way: str) -> None:
+    async def flow() -> None:
+        async with aclosing(box.fs.watch()) as watching:
+            assert await anext(watching) == []
+            await box.fs.write_text("f", "x")
+            assert await anext(watching)
+
+    async def check() -> None:
+        assert isinstance(await box.fs.exists("f"), bool)
+
+    assert await cancelled_at_every_step(way, flow, check) > 2
+
+
+# --- what users write ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", "task")], indirect=True)
+async def test_a_timeout_of_asyncio_is_one_timeout_and_nothing_after(client: sandkeep.Client) -> None:
+    name = f"t-{secrets.token_hex(4)}"
+    for milliseconds in (0, 1, 2, 5, 10, 20, 40):
+        try:
+            async with asyncio.timeout(milliseconds / 1000):
+                async with client.create_sandbox(name) as box:
+                    await box.run_process("sleep", ["5"])
+        except TimeoutError:
+            pass
+        await asyncio.sleep(0)  # a cancellation left over would be raised here
+        with pytest.raises(NotFound):
+            await client.get_sandbox(name)

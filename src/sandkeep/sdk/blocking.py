@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing
 from select import POLLIN, POLLOUT, poll
 from socket import AF_UNIX
 from socket import socket as unix_socket
@@ -23,7 +23,6 @@ __all__ = [
     "Pool",
     "Room",
     "UnixStream",
-    "checkpoint",
     "current_token",
     "in_thread",
     "open_pool",
@@ -135,19 +134,15 @@ def pieces_of(response: httpcore2.Response) -> AbstractContextManager[Iterator[b
     return closing(cast("Generator[bytes, None, None]", response.iter_stream()))
 
 
-def shielded(seconds: float) -> AbstractContextManager[Any]:
-    """Nothing: a thread cannot be cancelled."""
+def shielded(work: Callable[[], object], seconds: float | None) -> None:
+    """Call it: a thread cannot be cancelled."""
     del seconds
-    return nullcontext()
+    work()
 
 
 def in_thread(function: Callable[[str], Any], argument: str) -> None:
     """Call something that blocks: here, where blocking is what everything does."""
     function(argument)
-
-
-def checkpoint() -> None:
-    """Nothing: a thread cannot be cancelled."""
 
 
 def current_token() -> int:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 from anyio import Lock, sleep
-from anyio.lowlevel import RunVar, checkpoint, current_token
+from anyio.lowlevel import RunVar, current_token
 
 from sandkeep.sdk.address import CONNECT_AGAIN_SECONDS, UnixEnd, trust
 
@@ -24,7 +26,6 @@ __all__ = [
     "Pool",
     "Room",
     "UnixStream",
-    "checkpoint",
     "current_token",
     "in_thread",
     "open_pool",
@@ -121,9 +122,50 @@ def pieces_of(response: httpcore2.Response) -> AbstractAsyncContextManager[Async
     return aclosing(response.aiter_stream())
 
 
-def shielded(seconds: float) -> AbstractContextManager[Any]:
-    """What runs inside is finished although the caller was cancelled, unless it takes too long."""
-    return anyio.move_on_after(seconds, shield=True)
+async def shielded(work: Callable[[], Awaitable[object]], seconds: float | None) -> None:
+    """Finish something although the caller is cancelled meanwhile, unless it takes too long.
+
+    A cancelled scope is heeded at the caller's next wait. ``Task.cancel`` of asyncio, which knows no shields,
+    is raised from here once the work is done.
+    """
+    with anyio.CancelScope(shield=True):
+        if _in_asyncio():
+            await _apart(work, seconds)
+        else:
+            with anyio.move_on_after(math.inf if seconds is None else seconds):
+                await work()
+
+
+def _in_asyncio() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _apart(work: Callable[[], Awaitable[object]], seconds: float | None) -> None:
+    """In a task of its own, which nobody else can cancel."""
+    import asyncio
+
+    async def whole() -> None:
+        with anyio.move_on_after(math.inf if seconds is None else seconds):
+            await work()
+
+    task = asyncio.create_task(whole())
+    interrupted: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            interrupted = error
+    if interrupted is not None:
+        failure = None if task.cancelled() else task.exception()
+        raise interrupted from failure
+    task.result()
 
 
 async def in_thread(function: Callable[[str], Any], argument: str) -> None:
@@ -174,11 +216,20 @@ class Opening(Generic[T]):
         return self._start()
 
     async def __aenter__(self) -> T:
-        # Finished even when the caller is cancelled meanwhile: otherwise nobody would clean it up.
-        with anyio.CancelScope(shield=True):
-            self._opened = await self._begun()
-        assert self._opened is not None
-        await self._opened.__aenter__()
+        begun = self._begun()
+
+        async def start() -> None:
+            self._opened = await begun
+
+        try:
+            # Finished even when the caller is cancelled meanwhile: otherwise nobody would clean it up.
+            await shielded(start, None)
+            assert self._opened is not None
+            await self._opened.__aenter__()
+        except BaseException as error:
+            if self._opened is not None:
+                await self._opened.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self._opened
 
     async def __aexit__(

@@ -227,9 +227,7 @@ class Process:
                     self._feed(input)
                 self.wait(timeout)
         except BaseException as error:
-            # Whoever asked is gone, or does not want it any more.
-            with shielded(10.0):
-                self._end(error)
+            self.abandon(error)
             raise
         assert self.returncode is not None
         if self.status is ProcessStatus.LOST:
@@ -273,6 +271,10 @@ class Process:
                         found[item.stream] += item.data
             self.wait()
         return bytes(found[OutputStream.STDOUT]), bytes(found[OutputStream.STDERR])
+
+    def abandon(self, error: BaseException) -> None:
+        """Kill it because of an error: whoever asked for it is gone, or does not want it any more."""
+        shielded(lambda: self._end(error), 10.0)
 
     def _end(self, error: BaseException) -> None:
         try:

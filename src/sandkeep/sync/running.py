@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -20,6 +20,9 @@ from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.values import CompletedProcess
 from sandkeep.wire import frames
 from sandkeep.wire.responses import CommandShown
+
+Started = tuple[Process, Iterator[OutputItem] | None]
+"""A process, and the rest of the answer that started it."""
 
 _START_SECONDS = 60.0
 
@@ -74,16 +77,6 @@ class Runner:
 
         When the caller is cancelled, or interrupted, the process is killed.
         """
-        if timeout is not None:
-            process: Process | None = None
-            # Shielded, so that a process which was started is one we know and can kill.
-            with shielded(_START_SECONDS):
-                process = self.create_process(
-                    command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
-                )
-            if process is None:
-                raise _not_started(command)
-            return process.complete(input, timeout=timeout, check=check, capture=capture_output)
         body = bodies.process(
             command,
             args,
@@ -96,17 +89,21 @@ class Runner:
         )
         body.update(wait=True, logs=capture_output)
         with ExitStack() as held:
-            started: tuple[Process, Iterator[OutputItem]] | None = None
-            with shielded(_START_SECONDS):
-                started = self._recovery.run(lambda session: self._run(session, body, held))
-            if started is None:
-                raise _not_started(command)
-            process, live = started
-            return process.complete(input, live=live, check=check, capture=capture_output)
 
-    def _run(
-        self, session: str, body: dict[str, Any], held: ExitStack
-    ) -> tuple[Process, Iterator[OutputItem]]:
+            def start() -> Started:
+                if timeout is None:
+                    return self._recovery.run(lambda session: self._run(session, body, held))
+                process = self.create_process(
+                    command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
+                )
+                return process, None
+
+            process, live = _known(command, start)
+            return process.complete(
+                input, timeout=timeout, live=live, check=check, capture=capture_output
+            )
+
+    def _run(self, session: str, body: dict[str, Any], held: ExitStack) -> Started:
         """Start something whose output and end come in the same answer."""
         answer = held.enter_context(
             self._transport.stream(
@@ -219,8 +216,23 @@ class Runner:
         return start()
 
 
-def _not_started(command: str) -> RequestTimeout:
-    return RequestTimeout(f"{command} was not started in {_START_SECONDS:g} seconds")
+def _known(command: str, start: Callable[[], Started]) -> Started:
+    """Start something for somebody who waits for it: what was started is known, or killed."""
+    started: Started | None = None
+
+    def whole() -> None:
+        nonlocal started
+        started = start()
+
+    try:
+        shielded(whole, _START_SECONDS)
+    except BaseException as error:
+        if started is not None:
+            started[0].abandon(error)
+        raise
+    if started is None:
+        raise RequestTimeout(f"{command} was not started in {_START_SECONDS:g} seconds")
+    return started
 
 
 class SandboxUser(Runner):

@@ -367,19 +367,22 @@ class Sandbox(KnownSandbox, Runner):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._recovery.pinned = False
-        with shielded(CLEAN_UP_SECONDS):
-            try:
-                if self._destroy_on_exit:
-                    self.destroy()
-                else:
-                    self._stop(self._recovery.session)
-            except NotFound:
-                pass  # somebody destroyed it meanwhile
-            except SandkeepError as failure:
-                if error is None:
-                    raise
-                # What went wrong first matters more.
-                error.add_note(f"cleaning up sandbox {self.name} failed: {failure}")
+        try:
+            shielded(self._leave, CLEAN_UP_SECONDS)
+        except SandkeepError as failure:
+            if error is None:
+                raise
+            # What went wrong first matters more.
+            error.add_note(f"cleaning up sandbox {self.name} failed: {failure}")
+
+    def _leave(self) -> None:
+        try:
+            if self._destroy_on_exit:
+                self.destroy()
+            else:
+                self._stop(self._recovery.session)
+        except NotFound:
+            pass  # somebody destroyed it meanwhile
 
     # --- how ---------------------------------------------------------------------------------------------
 

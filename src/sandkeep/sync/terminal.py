@@ -107,16 +107,18 @@ class Terminal:
 
     def close(self) -> None:
         """Hang up. Can be repeated."""
-        if self._network is not None:
-            network, self._network = self._network, None
-            self._closed = True
-            with shielded(5.0):
-                try:
-                    self._frames.close()
-                    network.write(self._frames.to_send(), timeout=5.0)
-                except Exception:
-                    pass  # it is gone, which is what was wanted
-                network.close()
+        shielded(self._hang_up, 10.0)
+
+    def _hang_up(self) -> None:
+        network, self._network = self._network, None
+        self._closed = True
+        if network is not None:
+            try:
+                self._frames.close()
+                network.write(self._frames.to_send(), timeout=5.0)
+            except Exception:
+                pass  # it is gone, which is what was wanted
+            network.close()
         self._held.close()
 
     def __enter__(self) -> Terminal:

@@ -183,12 +183,17 @@ class BinaryWriter:
         await self._files.chmod(draft, mode)
 
     async def _remove_draft(self) -> None:
-        if self._draft is not None:
-            with shielded(10.0):
-                # A piece that was on its way when we were interrupted may arrive after the first removal.
-                for pause in (0.0, 0.05, 0.3):
-                    await sleep(pause)
-                    await self._files.remove(self._draft, missing_ok=True)
+        draft = self._draft
+        if draft is None:
+            return
+
+        async def remove() -> None:
+            # A piece that was on its way when we were interrupted may arrive after the first removal.
+            for pause in (0.0, 0.05, 0.3):
+                await sleep(pause)
+                await self._files.remove(draft, missing_ok=True)
+
+        await shielded(remove, 10.0)
 
 
 class TextFileReader:

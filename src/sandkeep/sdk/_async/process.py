@@ -226,9 +226,7 @@ class Process:
                     await self._feed(input)
                 await self.wait(timeout)
         except BaseException as error:
-            # Whoever asked is gone, or does not want it any more.
-            with shielded(10.0):
-                await self._end(error)
+            await self.abandon(error)
             raise
         assert self.returncode is not None
         if self.status is ProcessStatus.LOST:
@@ -272,6 +270,10 @@ class Process:
                         found[item.stream] += item.data
             await self.wait()
         return bytes(found[OutputStream.STDOUT]), bytes(found[OutputStream.STDERR])
+
+    async def abandon(self, error: BaseException) -> None:
+        """Kill it because of an error: whoever asked for it is gone, or does not want it any more."""
+        await shielded(lambda: self._end(error), 10.0)
 
     async def _end(self, error: BaseException) -> None:
         try:

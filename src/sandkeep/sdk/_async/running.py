@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -19,6 +19,9 @@ from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.values import CompletedProcess
 from sandkeep.wire import frames
 from sandkeep.wire.responses import CommandShown
+
+Started = tuple[Process, AsyncIterator[OutputItem] | None]
+"""A process, and the rest of the answer that started it."""
 
 _START_SECONDS = 60.0
 
@@ -73,16 +76,6 @@ class Runner:
 
         When the caller is cancelled, or interrupted, the process is killed.
         """
-        if timeout is not None:
-            process: Process | None = None
-            # Shielded, so that a process which was started is one we know and can kill.
-            with shielded(_START_SECONDS):
-                process = await self.create_process(
-                    command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
-                )
-            if process is None:
-                raise _not_started(command)
-            return await process.complete(input, timeout=timeout, check=check, capture=capture_output)
         body = bodies.process(
             command,
             args,
@@ -95,17 +88,21 @@ class Runner:
         )
         body.update(wait=True, logs=capture_output)
         async with AsyncExitStack() as held:
-            started: tuple[Process, AsyncIterator[OutputItem]] | None = None
-            with shielded(_START_SECONDS):
-                started = await self._recovery.run(lambda session: self._run(session, body, held))
-            if started is None:
-                raise _not_started(command)
-            process, live = started
-            return await process.complete(input, live=live, check=check, capture=capture_output)
 
-    async def _run(
-        self, session: str, body: dict[str, Any], held: AsyncExitStack
-    ) -> tuple[Process, AsyncIterator[OutputItem]]:
+            async def start() -> Started:
+                if timeout is None:
+                    return await self._recovery.run(lambda session: self._run(session, body, held))
+                process = await self.create_process(
+                    command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
+                )
+                return process, None
+
+            process, live = await _known(command, start)
+            return await process.complete(
+                input, timeout=timeout, live=live, check=check, capture=capture_output
+            )
+
+    async def _run(self, session: str, body: dict[str, Any], held: AsyncExitStack) -> Started:
         """Start something whose output and end come in the same answer."""
         answer = await held.enter_async_context(
             self._transport.stream(
@@ -218,8 +215,23 @@ class Runner:
         return Opening(start)
 
 
-def _not_started(command: str) -> RequestTimeout:
-    return RequestTimeout(f"{command} was not started in {_START_SECONDS:g} seconds")
+async def _known(command: str, start: Callable[[], Awaitable[Started]]) -> Started:
+    """Start something for somebody who waits for it: what was started is known, or killed."""
+    started: Started | None = None
+
+    async def whole() -> None:
+        nonlocal started
+        started = await start()
+
+    try:
+        await shielded(whole, _START_SECONDS)
+    except BaseException as error:
+        if started is not None:
+            await started[0].abandon(error)
+        raise
+    if started is None:
+        raise RequestTimeout(f"{command} was not started in {_START_SECONDS:g} seconds")
+    return started
 
 
 class SandboxUser(Runner):

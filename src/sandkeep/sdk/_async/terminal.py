@@ -106,16 +106,18 @@ class Terminal:
 
     async def aclose(self) -> None:
         """Hang up. Can be repeated."""
-        if self._network is not None:
-            network, self._network = self._network, None
-            self._closed = True
-            with shielded(5.0):
-                try:
-                    self._frames.close()
-                    await network.write(self._frames.to_send(), timeout=5.0)
-                except Exception:
-                    pass  # it is gone, which is what was wanted
-                await network.aclose()
+        await shielded(self._hang_up, 10.0)
+
+    async def _hang_up(self) -> None:
+        network, self._network = self._network, None
+        self._closed = True
+        if network is not None:
+            try:
+                self._frames.close()
+                await network.write(self._frames.to_send(), timeout=5.0)
+            except Exception:
+                pass  # it is gone, which is what was wanted
+            await network.aclose()
         await self._held.aclose()
 
     async def __aenter__(self) -> Terminal:
