@@ -40,7 +40,7 @@ class Engine:
         self.snapshots = Snapshots(context)
         self.processes = Processes(context, self.sessions)
         self.files = Files(context, self.sessions)
-        self.sandboxes = Sandboxes(context, self.sessions, self.snapshots, self.processes, self.files)
+        self.sandboxes = Sandboxes(context, self.sessions, self.snapshots)
         self.drives = Drives(context)
         self.upkeep = Upkeep(context, self.sessions, self.snapshots)
 

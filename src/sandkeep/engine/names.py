@@ -13,8 +13,8 @@ LONGEST_NAME = 128
 RESERVED = frozenset({"sessions", "snapshots", "drives"})
 """Words that stand where a name does in the API's paths."""
 
-IdKind = Literal["sbx", "cmd", "snap", "drv", "tok", "evt", "box", "prj"]
-"""Session, process, snapshot, drive, token, event; and, never shown, sandbox and project."""
+IdKind = Literal["sbx", "cmd", "snap", "drv", "tok", "evt", "box", "prj", "fill"]
+"""Session, process, snapshot, drive, token, event; never shown: sandbox, project, a process of the engine."""
 
 Pick = Callable[[int], int]
 """A random number below its argument."""

@@ -108,7 +108,7 @@ class Processes:
     async def reconcile(self, session: Session) -> None:
         """After a restart: learn of processes whose start was not written down, and wait again for all."""
         for record in await self._context.driver.processes(self._context.ref(session)):
-            if self._store.processes.find(record["id"]) is None:
+            if record["id"].startswith("cmd_") and self._store.processes.find(record["id"]) is None:
                 self._store.processes.add(
                     Process(
                         id=record["id"],

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from sandkeep.engine import policies, sources
 from sandkeep.engine.context import Context
 from sandkeep.engine.drives import collect
-from sandkeep.engine.files import Files
 from sandkeep.engine.lifecycle import Answer, Operation, require
 from sandkeep.engine.names import check_name, new_id, new_name
-from sandkeep.engine.processes import Processes
 from sandkeep.engine.sessions import Sessions
 from sandkeep.engine.snapshots import Snapshots
 from sandkeep.errors import (
@@ -66,14 +65,10 @@ class Started:
 
 
 class Sandboxes:
-    def __init__(
-        self, context: Context, sessions: Sessions, snapshots: Snapshots, processes: Processes, files: Files
-    ) -> None:
+    def __init__(self, context: Context, sessions: Sessions, snapshots: Snapshots) -> None:
         self._context = context
         self._sessions = sessions
         self._snapshots = snapshots
-        self._processes = processes
-        self._files = files
         self._store = context.store
 
     # --- create ------------------------------------------------------------------------------------------
@@ -94,11 +89,13 @@ class Sandboxes:
         sandbox = self._row(project, name, spec, image, source)
         with self._store.transaction():
             self._store.sandboxes.add(sandbox)
-            session = self._sessions.record_locked(sandbox, source=source, interactive=spec.interactive)
+            session = self._sessions.record_locked(
+                sandbox, source=source, interactive=spec.interactive, first=True
+            )
+        filling = isinstance(spec.source, GitSource | TarballSource)
+        fill = partial(sources.fill, self._context, spec=spec) if filling else None
         try:
-            session = await self._sessions.boot_locked(sandbox, session)
-            if isinstance(spec.source, GitSource | TarballSource):
-                await sources.fill(self._context, self._processes, self._files, session, spec)
+            session = await self._sessions.boot_locked(sandbox, session, fill)
         except BaseException:
             await self._undo_create(project, name, session)
             raise

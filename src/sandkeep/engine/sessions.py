@@ -8,6 +8,7 @@ own, and each step first looks whether it has been done.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sandkeep.engine import drives
@@ -28,6 +29,9 @@ from sandkeep.store.rows import (
     SnapshotMethod,
     SnapshotStatus,
 )
+
+Fill = Callable[[Session], Awaitable[None]]
+"""Puts something into a new session before anybody uses it."""
 
 
 class Sessions:
@@ -57,10 +61,13 @@ class Sessions:
             raise LimitReached(f"the project has {most} active sessions", limit="sessions", value=most)
 
     def record_locked(
-        self, sandbox: Sandbox, *, source: Snapshot | None, interactive: bool = False
+        self, sandbox: Sandbox, *, source: Snapshot | None, interactive: bool = False, first: bool = False
     ) -> Session:
-        """Write down a session about to start. At most one of a sandbox can be active: the store refuses."""
-        now = self._context.now_ms()
+        """Write down a session about to start. At most one of a sandbox can be active: the store refuses.
+
+        The ``first`` one was requested with its sandbox, which is what tells it from those after it.
+        """
+        now = sandbox.created_ms if first else self._context.now_ms()
         session = Session(
             id=new_id("sbx", now_ms=now),
             project=sandbox.project,
@@ -91,12 +98,15 @@ class Sessions:
         self._store.sessions.start(session)
         return session
 
-    async def boot_locked(self, sandbox: Sandbox, session: Session) -> Session:
-        """Start what ``record_locked`` wrote down. On failure the session is ``failed`` and nothing runs."""
+    async def boot_locked(self, sandbox: Sandbox, session: Session, fill: Fill | None = None) -> Session:
+        """Start what ``record_locked`` wrote down. On failure the session is ``failed`` and nothing runs.
+
+        It is ``pending`` for everybody else until ``fill`` is done with it.
+        """
         try:
             rootfs, warnings = await self._rootfs(sandbox, session)
             state = await self._context.driver.create(self._spec(sandbox, session, rootfs), network=True)
-            await self._connect(session)
+            await self._equip(session, fill)
         except BaseException as error:
             self._store.sessions.move(
                 session.project,
@@ -126,13 +136,16 @@ class Sessions:
         self.watch(session)
         return session
 
-    async def _connect(self, session: Session) -> None:
-        """Put the session's network policy in force, or end it: it never runs without."""
+    async def _equip(self, session: Session, fill: Fill | None) -> None:
+        """Put the session's network policy in force and fill it, or end it: it never runs without."""
         try:
             await self._context.network.attach(session)
-        except BaseException:
+            if fill is not None:
+                await fill(session)
+        except BaseException as error:
             ref = self._context.ref(session)
-            await self._context.driver.stop(ref, reason="no network policy could be put in force")
+            await self._context.driver.stop(ref, reason=f"could not be made ready: {error}")
+            await self._context.network.detach(session.id)
             await self._context.remove_session(session.id)
             raise
 
@@ -456,16 +469,34 @@ class Sessions:
         try:
             state = await self._context.driver.state(self._context.ref(session))
         except NotFound:
-            self._move(session, Cause.LOST, stop_reason="never started")
+            if session.status is SessionStatus.PENDING:
+                await self._abandon(session)
+            else:
+                self._move(session, Cause.LOST, stop_reason="its host has nothing of it")
             return
-        if state["status"] == "running" and session.status is SessionStatus.PENDING:
-            session = self._move(
-                session, Cause.BOOTED, started_ms=state["started_ms"], deadline_ms=state["deadline_ms"]
-            )
+        if session.status is SessionStatus.PENDING:
+            await self._abandon(session)
+            return
         if state["status"] == "running" and session.status is SessionStatus.RUNNING:
             self.watch(session)
             return
         await self._conclude(session, method=SnapshotMethod.AUTOMATIC)
+
+    async def _abandon(self, session: Session) -> None:
+        """End a session that was never shown to anybody. The first of a sandbox takes that with it."""
+        reason = "the server ended while it was starting"
+        try:
+            await self._context.driver.stop(self._context.ref(session), reason=reason)
+        except NotFound:
+            pass  # it did not get as far as the host
+        await self._context.network.detach(session.id)
+        await drives.detach(self._context, session)
+        await self._context.storage.call("session.discard", session=session.id)
+        self._move(session, Cause.LOST, stop_reason=reason)
+        self._context.event("session.failed", session, error=reason)
+        sandbox = self._sandbox_of(session)
+        if sandbox is not None and sandbox.created_ms == session.requested_ms:
+            self._store.sandboxes.delete(sandbox.project, sandbox.name)
 
 
 def _snapshot_id(session: Session) -> str:

@@ -1,0 +1,217 @@
+"""Sandboxes made from a repository or an archive: nobody sees one half-filled, and the server fetches for
+nobody what only the server can reach."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+
+from sandkeep.engine.settings import Settings
+from sandkeep.engine.sources import is_public, open_url
+from sandkeep.errors import InvalidRequest, NotFound
+from sandkeep.types import GitSource, SandboxSpec, TarballSource
+from tests.engine.englab import EngineLab
+
+
+def archive() -> bytes:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as tar:
+        for name in ("first", "last"):
+            member = tarfile.TarInfo(name)
+            member.size = len(name)
+            tar.addfile(member, io.BytesIO(name.encode()))
+    return held.getvalue()
+
+
+class Site(ThreadingHTTPServer):
+    """Serves an archive, the second half of it when told to, and redirections to anywhere."""
+
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        super().__init__((address, 0), _Handler)
+        self.first = threading.Event()
+        self.go_on = threading.Event()
+        self.asked: list[str] = []
+        self.target = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.server_address[0]!s}:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Site
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        self.server.first.set()
+        if self.path == "/elsewhere":
+            self.send_response(302)
+            self.send_header("location", self.server.target)
+            self.end_headers()
+            return
+        content = archive()
+        self.send_response(200)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        half = len(content) // 2
+        self.wfile.write(content[:half])
+        self.wfile.flush()
+        self.server.go_on.wait(30)
+        self.wfile.write(content[half:])
+
+
+@contextmanager
+def serving(address: str = "127.0.0.1") -> Iterator[Site]:
+    with Site(address) as site:
+        thread = threading.Thread(target=site.serve_forever)
+        thread.start()
+        try:
+            yield site
+        finally:
+            site.go_on.set()
+            site.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[EngineLab]:
+    with EngineLab(str(tmp_path / "data"), Settings(private_sources=True)) as lab:
+        yield lab
+
+
+def test_others_wait_until_a_sandbox_is_filled(lab: EngineLab) -> None:
+    engine, project = lab.engine, lab.project
+
+    async def both(site: Site) -> str:
+        spec = SandboxSpec(name="box", source=TarballSource(f"{site.url}/archive"))
+        creating = asyncio.create_task(engine.sandboxes.create(project, spec))
+        await asyncio.to_thread(site.first.wait, 30)
+        assert engine.sandboxes.get(project, "box").session.status == "pending"
+        opening = asyncio.create_task(engine.sandboxes.resume(project, "box"))
+        done, _ = await asyncio.wait([opening], timeout=0.3)
+        assert not done
+        site.go_on.set()
+        created, opened = await creating, await opening
+        assert (opened.session.id, opened.resumed) == (created.session.id, False)
+        return created.session.id
+
+    with serving() as site:
+        session = lab.do(both(site))
+    assert lab.sh(session, "cat first last") == "firstlast"
+
+
+def test_a_fetch_that_fails_leaves_no_sandbox(lab: EngineLab) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        lab.create("box", source=TarballSource("http://127.0.0.1:1/archive"))
+    assert caught.value.details["field"] == "source.url"
+    with pytest.raises(NotFound):
+        lab.engine.sandboxes.get(lab.project, "box")
+    assert lab.engine.store.sessions.count_active(lab.project) == 0
+
+
+def test_filling_from_a_repository_is_not_one_of_the_sandboxs_processes(
+    lab: EngineLab, tmp_path: Path
+) -> None:
+    work, bare = tmp_path / "work", tmp_path / "site" / "it.git"
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    commands = (
+        ["git", "init", "-q", "-b", "main", str(work)],
+        ["git", "-C", str(work), *identity, "commit", "-q", "--allow-empty", "-m", "one"],
+        ["git", "clone", "-q", "--bare", str(work), str(bare)],
+        ["git", "-C", str(bare), "update-server-info"],
+    )
+    for command in commands:
+        subprocess.run(command, check=True)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "-d", str(tmp_path / "site"), "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert server.stdout is not None
+        port = server.stdout.readline().decode().split(" port ")[1].split()[0]
+        started = lab.create("box", source=GitSource(f"http://127.0.0.1:{port}/it.git"))
+    finally:
+        server.terminate()
+        server.wait()
+        assert server.stdout is not None
+        server.stdout.close()
+    assert lab.engine.processes.list(lab.project, started.session.id) == []
+    assert lab.sh(started.session.id, "git -C it log --format=%s") == "one\n"
+    lab.reopen()
+    assert [p.name for p in lab.engine.processes.list(lab.project, started.session.id)] == ["bash"]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/x", "http://localhost:1/x", "http://[::1]:1/x"])
+def test_only_public_addresses_unless_the_operator_says_otherwise(tmp_path: Path, url: str) -> None:
+    with EngineLab(str(tmp_path / "data")) as lab:
+        for source in (GitSource(url), TarballSource(url)):
+            with pytest.raises(InvalidRequest) as caught:
+                lab.create("box", source=source)
+            assert caught.value.details["field"] == "source.url"
+
+
+def test_an_address_is_looked_at_before_anything_is_said_to_it() -> None:
+    with serving() as site, pytest.raises(URLError, match="not a public address"):
+        open_url(f"{site.url}/archive", is_public)
+    assert site.asked == []
+
+
+def test_redirections_are_looked_at_too() -> None:
+    with serving("127.0.0.1") as open_site, serving("127.0.0.2") as closed:
+        open_site.target = f"{closed.url}/archive"
+        with pytest.raises(URLError, match="not a public address"):
+            open_url(f"{open_site.url}/elsewhere", lambda address: address == "127.0.0.1")
+        for scheme in ("file:///etc/passwd", f"ftp://127.0.0.2:{closed.server_address[1]}/x"):
+            open_site.target = scheme
+            with pytest.raises((URLError, ValueError)):
+                open_url(f"{open_site.url}/elsewhere", lambda address: address == "127.0.0.1")
+    assert (open_site.asked, closed.asked) == (["/elsewhere"] * 3, [])
+
+
+_CREATE = """
+import asyncio, sys
+from sandkeep.engine.engine import Engine
+from sandkeep.engine.settings import Settings
+from sandkeep.types import SandboxSpec, TarballSource
+
+async def main():
+    engine = await Engine.open(sys.argv[1], settings=Settings(private_sources=True))
+    project = engine.project(team="team_test", name="prj_test").id
+    await engine.sandboxes.create(project, SandboxSpec(name="box", source=TarballSource(sys.argv[2])))
+
+asyncio.run(main())
+"""
+
+
+def test_a_create_cut_off_by_a_crash_leaves_no_half_filled_sandbox(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with serving() as site:
+        victim = subprocess.Popen([sys.executable, "-c", _CREATE, data, f"{site.url}/archive"])
+        assert site.first.wait(60)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+        with EngineLab(data, Settings(private_sources=True)) as lab:
+            with pytest.raises(NotFound):
+                lab.engine.sandboxes.get(lab.project, "box")
+            assert os.listdir(f"{data}/sessions") == []
+            site.go_on.set()
+            again = lab.create("box", source=TarballSource(f"{site.url}/archive"))
+            assert lab.sh(again.session.id, "cat first last") == "firstlast"
