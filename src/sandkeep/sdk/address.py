@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,7 +53,18 @@ class UnixEnd:
 
 
 def trust() -> ssl.SSLContext:
-    """Whom to believe over TLS: the authorities of the system."""
+    """Whom to believe over TLS: the authorities of the system, or those ``SSL_CERT_FILE`` names instead."""
     import ssl
 
     return ssl.create_default_context()
+
+
+def distrusted(error: BaseException) -> bool:
+    """Whether a connection failed because of whom it would have been to."""
+    ssl = sys.modules.get("ssl")
+    cause: BaseException | None = error
+    while cause is not None and ssl is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

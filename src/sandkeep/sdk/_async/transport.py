@@ -25,7 +25,7 @@ from sandkeep.errors import (
 )
 from sandkeep.sdk import retry
 from sandkeep.sdk._async.plain import Answer, NotConnected, PlainPool
-from sandkeep.sdk.address import Address
+from sandkeep.sdk.address import Address, distrusted
 from sandkeep.sdk.concurrent import Lock, Pool, current_token, in_thread, open_pool, pieces_of, sleep
 from sandkeep.sdk.content import FileBody
 from sandkeep.sdk.target import Target
@@ -332,6 +332,12 @@ def _translated(target: Target) -> Iterator[None]:
 
 def _unreachable(target: Target, error: Exception) -> ServerUnreachable:
     where = target.socket or target.url
+    if distrusted(error):
+        return ServerUnreachable(
+            f"the certificate of {where} is not trusted: {error}",
+            hint="name the file of the authority that signed it in SSL_CERT_FILE; use the name it is for",
+            url=where,
+        )
     return ServerUnreachable(f"no server answers at {where}: {error}".rstrip(": "), url=where)
 
 
