@@ -147,3 +147,16 @@ def test_an_older_supervisor_is_not_handed_anything(lab: Lab) -> None:
 
     assert lab.do(open_old()) is None
     box.remove()
+
+
+@everywhere
+def test_a_small_file_can_be_read_while_it_is_rewritten(lab: Lab) -> None:
+    """Truncated and written again and again: what comes is what was there at some moment."""
+    box = common(lab)
+    script = "while True:\n with open('state', 'w') as out: out.write('x' * 1000)"
+    writer = box.start("python3", "-c", script, kill_after_ms=20_000)
+    while box.sh("test -e state").code:
+        pass
+    sizes = {len(box.read("state")) for _ in range(100)}
+    assert sizes <= {0, 1000}
+    lab.do(lab.driver.signal(box.ref, 9, writer))

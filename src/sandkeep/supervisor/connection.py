@@ -255,29 +255,6 @@ class Stream:
             self.sock.sendall(protocol.HEADER.pack(0, len(piece)))
             self.sock.sendall(piece)
 
-    def send_file(self, fd: int, offset: int, count: int) -> int:
-        """One data frame straight from a file; returns how much of it was real.
-
-        The frame states its size before the content is read: a file that shrinks meanwhile is padded with
-        zeros, and the operation's answer tells the true size.
-        """
-        count = min(count, max(os.fstat(fd).st_size - offset, 0))
-        if count == 0:
-            return 0
-        self.sock.sendall(protocol.HEADER.pack(0, count))
-        sent = 0
-        while sent < count:
-            try:
-                moved = os.sendfile(self.sock.fileno(), fd, offset + sent, count - sent)
-            except BlockingIOError:
-                select.select((), (self.sock,), (), self.sock.gettimeout())
-                continue
-            if moved == 0:
-                self.sock.sendall(bytes(count - sent))
-                break
-            sent += moved
-        return sent
-
     def answer(self, request: Any, result: dict[str, Any]) -> None:
         self.sock.sendall(protocol.encode({"id": request, "ok": result}))
 
