@@ -47,7 +47,9 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # Ours alone: the dictionary handed to us is shared by all connections.
-        self.app_state = {**self.app_state, "abort": self.cut, "wire": self}
+        self.app_state = {**self.app_state, "abort": self.cut}
+        if transport.get_extra_info("sslcontext") is None:
+            self.app_state["wire"] = self
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family == socket.AF_UNIX:
             self.app_state["peer"] = _peer(sock)
