@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import tempfile
+from contextlib import aclosing
 from pathlib import Path
 
 import sandkeep
@@ -32,12 +33,11 @@ async def main() -> None:
             done = await box.fs.download("tree", Path(directory, "tree"))
             print("fetched", done.files, "files,", done.bytes, "bytes")
 
-        await box.create_process("sh", ["-c", "sleep 0.3; echo new > tree/new"])
-        watching = box.fs.watch("tree", interval=0.1)
-        async for changes in watching:
+        async with aclosing(box.fs.watch("tree")) as watching:
+            await anext(watching)  # an empty one: from here on nothing is missed
+            await box.fs.mkdir("tree/new")
+            changes = await anext(watching)
             print("changed:", [f"{change.kind} {change.path}" for change in changes])
-            break
-        await watching.aclose()
 
 
 if __name__ == "__main__":

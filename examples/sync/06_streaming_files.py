@@ -3,6 +3,7 @@
 
 import hashlib
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from sandkeep import sync as sandkeep
@@ -32,12 +33,11 @@ def main() -> None:
             done = box.fs.download("tree", Path(directory, "tree"))
             print("fetched", done.files, "files,", done.bytes, "bytes")
 
-        box.create_process("sh", ["-c", "sleep 0.3; echo new > tree/new"])
-        watching = box.fs.watch("tree", interval=0.1)
-        for changes in watching:
+        with closing(box.fs.watch("tree")) as watching:
+            next(watching)  # an empty one: from here on nothing is missed
+            box.fs.mkdir("tree/new")
+            changes = next(watching)
             print("changed:", [f"{change.kind} {change.path}" for change in changes])
-            break
-        watching.close()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def agent(client: sandkeep.Client, number: int) -> int:
 
 def main() -> None:
     with sandkeep.Client() as client, ThreadPoolExecutor(8) as threads:
-        results = list(threads.map(lambda number: agent(client, number), range(1, 9)))
+        results = list(threads.map(agent, [client] * 8, range(1, 9)))
     print("results:", results)
 
 

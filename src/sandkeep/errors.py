@@ -70,9 +70,9 @@ class SandkeepError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.details = details
+        self.message: str = message
+        self.hint: str | None = hint
+        self.details: dict[str, Any] = details
 
     def __getattr__(self, name: str) -> Any:
         details = self.__dict__.get("details", {})

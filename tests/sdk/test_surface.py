@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,31 +99,6 @@ def test_the_tree_of_errors_is_drawn_in_full() -> None:
         kind = waiting.pop()
         assert f" {kind.__name__}" in drawn, kind
         waiting += kind.__subclasses__()
-
-
-# --- typed ---------------------------------------------------------------------------------------------
-
-
-def test_a_second_type_checker_agrees(tmp_path: Path) -> None:
-    checked = [
-        "src/sandkeep/__init__.py",
-        "src/sandkeep/sdk",
-        "src/sandkeep/sync",
-        "examples",
-        "tests/sdk/_async",
-    ]
-    config = {
-        "include": [str(ROOT / path) for path in checked],
-        "extraPaths": [str(ROOT / "src"), str(ROOT)],
-        "typeCheckingMode": "standard",
-        "pythonVersion": "3.11",
-    }
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
-    argv = ["-m", "basedpyright", "--pythonpath", sys.executable, "-p", str(tmp_path)]
-    done = script(*argv)
-    if "No module named basedpyright" in done.stderr:
-        pytest.skip("basedpyright is not installed")
-    assert done.returncode == 0, done.stdout
 
 
 # --- light ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ class Address:
     """A name for a socket that fits into an address, until it is closed."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path: str = path
         self._fd = -1
         if len(os.fsencode(path)) > _ROOM:
             self._fd = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -36,7 +36,7 @@ class UnixEnd:
     """Our end of a connection to a unix socket, which never blocks."""
 
     def __init__(self) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self.socket: socket.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
     def ended(self) -> bool:
         """Whether an idle connection was closed from the other side, or says what nobody asked for."""

@@ -28,8 +28,8 @@ class FileBody:
         self._path = path
         self._name = os.path.basename(path)
         self._progress = progress
-        self.size = info.st_size
-        self.mode = stat.S_IMODE(info.st_mode) & 0o777
+        self.size: int = info.st_size
+        self.mode: int = stat.S_IMODE(info.st_mode) & 0o777
 
     def open(self) -> io.FileIO:
         return open(self._path, "rb", buffering=0)
@@ -61,6 +61,7 @@ class Pipe:
     SIZE = 1 << 20
 
     def __init__(self) -> None:
+        self.fd: int
         self._out, self.fd = os.pipe()
         try:
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, self.SIZE)

@@ -29,11 +29,11 @@ class AnswerParser:
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self.status = 0
+        self.status: int = 0
         self.headers: dict[str, str] = {}
-        self.started = False
+        self.started: bool = False
         """The head is complete."""
-        self.complete = False
+        self.complete: bool = False
         self.left: int | None = None
         """How much of the body has not come yet, if the head says how long it is."""
         self._kept = False

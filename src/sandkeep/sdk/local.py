@@ -43,8 +43,8 @@ class TreeReader:
         self._prefix = prefix
         self._ignore = ignore
         self._progress = progress
-        self.files = 0
-        self.bytes = 0
+        self.files: int = 0
+        self.bytes: int = 0
 
     def stream(self) -> Iterator[bytes]:
         """The archive."""
@@ -116,7 +116,7 @@ class FileWriter:
         os.makedirs(directory, exist_ok=True)
         self._draft = os.path.join(directory, f".{secrets.token_hex(8)}.part")
         self._fd = os.open(self._draft, _CREATE, 0o600)
-        self.bytes = 0
+        self.bytes: int = 0
 
     @classmethod
     def in_tree(cls, path: str) -> FileWriter:
@@ -170,8 +170,8 @@ class TreeWriter:
         self._left = 0
         self._modes: list[tuple[str, int]] = []
         self._real = {self._root}
-        self.files = 0
-        self.bytes = 0
+        self.files: int = 0
+        self.bytes: int = 0
 
     def write(self, data: bytes) -> None:
         """More of the archive."""

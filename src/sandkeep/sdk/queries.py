@@ -51,7 +51,7 @@ class _SandboxQuery(_Query):
 class SandboxQueryByName(_SandboxQuery):
     """Sandboxes ordered by name; only these can be restricted to a prefix."""
 
-    sort: ClassVar = SandboxSort.NAME
+    sort: ClassVar[SandboxSort] = SandboxSort.NAME
     order: SortOrder = SortOrder.ASC
     prefix: str = ""
 
@@ -64,14 +64,14 @@ class SandboxQueryByName(_SandboxQuery):
 class SandboxQueryByCreated(_SandboxQuery):
     """Sandboxes ordered by when they were created."""
 
-    sort: ClassVar = SandboxSort.CREATED_AT
+    sort: ClassVar[SandboxSort] = SandboxSort.CREATED_AT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxQueryByStatusUpdated(_SandboxQuery):
     """Sandboxes ordered by when their status last changed."""
 
-    sort: ClassVar = SandboxSort.STATUS_UPDATED_AT
+    sort: ClassVar[SandboxSort] = SandboxSort.STATUS_UPDATED_AT
 
 
 SandboxQuery = SandboxQueryByName | SandboxQueryByCreated | SandboxQueryByStatusUpdated
@@ -116,7 +116,7 @@ class _DriveQuery(_Query):
 class DriveQueryByName(_DriveQuery):
     """Drives ordered by name; only these can be restricted to a prefix."""
 
-    sort: ClassVar = DriveSort.NAME
+    sort: ClassVar[DriveSort] = DriveSort.NAME
     order: SortOrder = SortOrder.ASC
     prefix: str = ""
 
@@ -129,14 +129,14 @@ class DriveQueryByName(_DriveQuery):
 class DriveQueryByCreated(_DriveQuery):
     """Drives ordered by when they were created."""
 
-    sort: ClassVar = DriveSort.CREATED_AT
+    sort: ClassVar[DriveSort] = DriveSort.CREATED_AT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveQueryByUpdated(_DriveQuery):
     """Drives ordered by when they last changed."""
 
-    sort: ClassVar = DriveSort.UPDATED_AT
+    sort: ClassVar[DriveSort] = DriveSort.UPDATED_AT
 
 
 DriveQuery = DriveQueryByName | DriveQueryByCreated | DriveQueryByUpdated

@@ -63,8 +63,8 @@ class Process:
         self._transport = transport
         self._info = ProcessInfo.of(shown)
         self.stdin: StdinWriter | None = StdinWriter(self._write) if stdin else None
-        self.stdout = ByteReader(lambda: self._bytes_of(OutputStream.STDOUT))
-        self.stderr = ByteReader(lambda: self._bytes_of(OutputStream.STDERR))
+        self.stdout: ByteReader = ByteReader(lambda: self._bytes_of(OutputStream.STDOUT))
+        self.stderr: ByteReader = ByteReader(lambda: self._bytes_of(OutputStream.STDERR))
 
     def __repr__(self) -> str:
         return f"<Process {self.id} {self._info.command!r} {self._info.status.value}>"

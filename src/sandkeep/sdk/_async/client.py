@@ -62,9 +62,9 @@ class Client:
             InvalidRequest: the URL is not one.
         """
         self._transport = Transport(resolve(url, token, project), timeout=duration(timeout).total_seconds())
-        self.images = Images(self._transport)
+        self.images: Images = Images(self._transport)
         """What sandboxes start from."""
-        self.secrets = Secrets(self._transport)
+        self.secrets: Secrets = Secrets(self._transport)
         """Values that rules of network policies inject."""
 
     def __repr__(self) -> str:

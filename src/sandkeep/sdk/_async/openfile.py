@@ -108,7 +108,7 @@ class BinaryWriter:
         self._draft: str | None = None
         self._buffer = bytearray()
         self._closed = False
-        self.bytes_written = 0
+        self.bytes_written: int = 0
         """Bytes given to :meth:`write` so far."""
 
     async def prepare(self) -> None:

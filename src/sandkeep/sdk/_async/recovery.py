@@ -25,7 +25,7 @@ class Recovery:
 
     def __init__(self, session: str, resume: Callable[[], Awaitable[str]]) -> None:
         """``resume`` starts a session when none runs, tells whoever wants to know, and returns its id."""
-        self.session = session
+        self.session: str = session
         self.pinned = False
         """Inside a resume scope: operations are for its session and for no later one."""
         self._resume = resume

@@ -33,7 +33,7 @@ class Runner:
         self._transport = transport
         self._recovery = recovery
         self._user = user
-        self.fs = Files(transport, recovery, user=user)
+        self.fs: Files = Files(transport, recovery, user=user)
         """The files, as this user."""
 
     async def run_process(
@@ -242,7 +242,7 @@ class SandboxUser(Runner):
 
     def __init__(self, transport: Transport, recovery: Recovery, name: str) -> None:
         super().__init__(transport, recovery, user=name)
-        self.name = name
+        self.name: str = name
         """The account's name."""
 
     def __repr__(self) -> str:

@@ -1,0 +1,72 @@
+"""The public surface as a second type checker sees it: fully known, and pleasant in the strictest mode."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLIC = ("sandkeep.sdk.", "sandkeep.sync.", "sandkeep.errors.", "sandkeep.types.", "sandkeep.wire.")
+
+pytestmark = pytest.mark.skipif(
+    find_spec("basedpyright") is None, reason="basedpyright, the second type checker, is not installed"
+)
+
+
+def checker(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "basedpyright", *argv],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def check(area: Path, mode: str, *paths: str) -> None:
+    config = {
+        "include": [str(ROOT / path) for path in paths],
+        "extraPaths": [str(ROOT / "src"), str(ROOT)],
+        "typeCheckingMode": mode,
+        "pythonVersion": "3.11",
+    }
+    (area / "pyrightconfig.json").write_text(json.dumps(config))
+    done = checker("--pythonpath", sys.executable, "-p", str(area))
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_second_type_checker_agrees(tmp_path: Path) -> None:
+    sources = ["src/sandkeep/__init__.py", "src/sandkeep/sdk", "src/sandkeep/sync", "tests/sdk/_async"]
+    check(tmp_path, "standard", *sources)
+
+
+def test_what_users_write_is_understood_in_strict_mode(tmp_path: Path) -> None:
+    check(tmp_path, "strict", "examples", "tests/sdk/user_code.py")
+
+
+def test_every_public_type_is_known_to_those_who_install_it(tmp_path: Path) -> None:
+    installed = tmp_path / "venv"
+    argv = [sys.executable, "-m", "venv", "--without-pip", str(installed)]
+    subprocess.run(argv, check=True, capture_output=True)
+    inside = {"base": str(installed), "platbase": str(installed)}
+    site = Path(sysconfig.get_path("purelib", "venv", inside))
+    shutil.copytree(ROOT / "src/sandkeep", site / "sandkeep", ignore=shutil.ignore_patterns("__pycache__"))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    path = f"{installed / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = checker(
+        "--ignoreexternal", "--outputjson", "--verifytypes", "sandkeep", VIRTUAL_ENV=str(installed), PATH=path
+    )
+    symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
+    ours = [
+        symbol for symbol in symbols if symbol["name"].startswith(PUBLIC) or symbol["name"].count(".") == 1
+    ]
+    assert len(ours) > 1000
+    unknown = [symbol["name"] for symbol in ours if not symbol["isTypeKnown"] or symbol["isTypeAmbiguous"]]
+    assert not unknown
