@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.program import Program, command
 from tests.cli.screen import Screen
-from tests.server.harness import PROJECT, TEAM, ServerProcess
+from tests.server.harness import ServerProcess
 
 SHELLS = {
     "bash": ("bash --norc", 'PS1="in> "', 'eval "$(sandkeep completion bash)"'),
@@ -67,12 +67,15 @@ def completed(program: Program, *words: str) -> list[str]:
     return [found for line in program(env=env).text.splitlines() if (found := line.partition(",")[2])]
 
 
-def test_names_come_from_the_server_the_line_names(server: ServerProcess, box: str, tmp_path: Path) -> None:
+def test_names_come_from_the_server_the_line_names(
+    server: ServerProcess, local: Program, box: str, tmp_path: Path
+) -> None:
     nowhere = Program({"SANDKEEP_HOME": str(tmp_path)})
     there = ["--url", server.url, "--token", server.token]
-    unix = ["--data-dir", str(server.data), "--team", TEAM, "--project", PROJECT]
+    local("create", "-q", "--name", f"{box}-local")
     assert completed(nowhere, "sandkeep", "connect", box[:-2]) == []
-    for where in (there, unix):
-        assert completed(nowhere, "sandkeep", *where, "connect", box[:-2]) == [box]
-        assert completed(nowhere, "sandkeep", "stop", *where, box[:-2]) == [box]
+    for where, found in ((there, box), (["--data-dir", str(server.data)], f"{box}-local")):
+        assert completed(nowhere, "sandkeep", *where, "connect", box[:-2]) == [found]
+        assert completed(nowhere, "sandkeep", "stop", *where, box[:-2]) == [found]
+    local("rm", f"{box}-local")
     assert completed(nowhere, "sandkeep", "stop", "--url", "http://127.0.0.1:1", box[:-2]) == []

@@ -135,7 +135,7 @@ def test_the_version_is_told(cli: Program) -> None:
         (["run"], "sandkeep: COMMAND is missing"),
         (["run", "--name"], "--name needs a value"),
         (["stop"], "sandkeep: NAME is missing"),
-        (["kill", "--signal", "NONE", "name"], "--signal: 'NONE'"),
+        (["kill", "--signal", "NONE", "name"], "--signal: 'NONE' is no signal"),
         (["run", "--rm", "--stop", "--", "true"], "--rm and --stop"),
         (["run", "--timeout", "5", "true"], "5s or 5m"),
         (["run", "--env", "NOT_SET_ANYWHERE", "true"], "NOT_SET_ANYWHERE"),

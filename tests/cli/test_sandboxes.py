@@ -166,24 +166,16 @@ def test_colours_and_cursor_movements_stay_out_of_pipes(cli: Program, box: str) 
         assert b"\x1b" not in done.out and "\x1b" not in done.err
 
 
-def test_where_a_sandbox_is_said_to_be_is_recorded(cli: Program, name: str) -> None:
-    def recorded(of: str = name) -> tuple[str, list[str], str | None]:
-        found = cli("config", "list", of, "--json").json
-        return found["region"], found["failoverRegions"], found["networkId"]
-
-    where = ["--region", "fra1", "--failover-regions", "sfo1,hnd1", "--network-id", "net_1"]
+def test_options_known_from_elsewhere_do_nothing_or_say_why_not(cli: Program, name: str) -> None:
+    where = ["--region", "fra1", "--failover-regions", "sfo1,hnd1"]
     cli("create", "--name", name, *where)
-    assert recorded() == ("fra1", ["sfo1", "hnd1"], "net_1")
-    assert "sfo1, hnd1" in cli("config", "list", name).text
-    cli("fork", name, "--name", f"{name}-2", "--region", "syd1")
-    assert recorded(f"{name}-2")[0] == "syd1"
-    assert cli("config", "region", name, "cdg1", "--json").json["region"] == "cdg1"
-    cli("config", "failover-regions", name, "none")
-    cli("config", "network-id", name, "none")
-    assert recorded() == ("cdg1", [], None)
-    cli("run", "--name", f"{name}-3", *where, "--", "true")
-    assert recorded(f"{name}-3") == ("fra1", ["sfo1", "hnd1"], "net_1")
-    cli("rm", name, f"{name}-2", f"{name}-3")
-    assert "own region" in cli.fails("create", "--region", "a", "--failover-regions", "a", status=2)
+    cli("fork", name, "--name", f"{name}-2", *where)
+    cli("rm", name, f"{name}-2")
+    cli("run", *where, "--", "true")
     cli("drives", "get-or-create", name, "--region", "fra1")
     cli("drives", "rm", name)
+    assert "no private networks" in cli.fails("create", "--network-id", "net_1", status=2)
+    assert "no private networks" in cli.fails("config", "network-id", name, "net_1", status=2)
+    assert "where their server is" in cli.fails("config", "region", name, "fra1", status=2)
+    for spelled in ("--team", "--scope"):
+        assert "team of the token" in cli.fails("ls", spelled, "others", status=2)

@@ -158,18 +158,6 @@ def test_a_token_is_by_default_for_what_is_seen_without_one(
     using.fails("ls")
 
 
-def test_who_needs_no_token_can_name_the_team(local: Program, cli: Program, box: str) -> None:
-    local.fails("config", "list", box)
-    for args in (["--team", TEAM], ["--scope", TEAM]):
-        where = [*args, "--project", PROJECT]
-        assert local("config", "list", box, "--json", *where).json["name"] == box
-        assert local(*where, "exec", box, "echo", "hi").text == "hi\n"
-    there = {"SANDKEEP_TEAM": TEAM, "SANDKEEP_PROJECT": PROJECT}
-    assert box in local("ls", "--name-prefix", box, env=there).text
-    cli("ls", "--team", TEAM)
-    assert "does not act for this team" in cli.fails("ls", "--team", "others")
-
-
 def test_names_are_completed_from_a_server_that_runs(cli: Program, box: str) -> None:
     words = {
         "_SANDKEEP_COMPLETE": "bash_complete",

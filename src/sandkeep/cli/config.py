@@ -12,14 +12,20 @@ import click
 from sandkeep.cli import options, show
 from sandkeep.cli.framework import App, Group, argument, command, option, sandbox_argument
 from sandkeep.cli.output import lifetime, pairs, span
-from sandkeep.cli.values import DURATION, LIFETIME, NUMBER, REGIONS, TRUTH, NumberType
+from sandkeep.cli.values import DURATION, LIFETIME, NUMBER, TRUTH, NumberType
 from sandkeep.types import MAX_RETAINED, Mount, Resources, SnapshotRetention
 
 if TYPE_CHECKING:
     from sandkeep.sync import Sandbox
 
 config = Group(
-    "config", "Show and change how a sandbox is configured. Changes count from its next session on."
+    "config",
+    "Show and change how a sandbox is configured. Changes count from its next session on.",
+    absent={
+        "region": options.ONE_PLACE,
+        "failover-regions": options.ONE_PLACE,
+        "network-id": options.NO_NETWORKS,
+    },
 )
 
 
@@ -28,19 +34,10 @@ config = Group(
 def list_(app: App, name: str) -> None:
     """Show the configuration of a sandbox."""
     box = app.sandbox(name)
-    placement = app.client.placement_of(name)
     if app.json:
-        app.out.json({**show.sandbox(box, routes=True), **placement})
+        app.out.json(show.sandbox(box, routes=True))
         return
-    app.out.table(("FIELD", "VALUE"), [*_rows(box), *_placed(placement)])
-
-
-def _placed(placement: dict[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("Region", placement["region"] or "-"),
-        ("Failover regions", ", ".join(placement["failoverRegions"]) or "-"),
-        ("Network id", placement["networkId"] or "-"),
-    ]
+    app.out.table(("FIELD", "VALUE"), _rows(box))
 
 
 def _rows(box: Sandbox) -> list[tuple[str, str]]:
@@ -218,45 +215,3 @@ def current_snapshot(app: App, name: str, snapshot: str) -> None:
 
 
 config.add_command(current_snapshot)
-
-
-def _placing(
-    name: str,
-    key: str,
-    decorator: Callable[[Any], Any],
-    about: str,
-    given: Callable[[Any], Any] = lambda it: it,
-) -> None:
-    """A command that changes what is recorded of where a sandbox is."""
-
-    def change(app: App, name: str, value: Any) -> None:
-        box = app.sandbox(name)
-        recorded = app.client.place(name, {key: given(value)})
-        if app.json:
-            app.out.json({**show.sandbox(box, routes=True), **recorded})
-        else:
-            _changed(app, box)
-
-    change.__doc__ = about
-    config.add_command(command(name)(sandbox_argument()(decorator(change))))
-
-
-_placing(
-    "region",
-    "region",
-    value(str, "REGION", "Any name, such as fra1."),
-    "Record a region for official clients. Sandboxes run where their server is.",
-)
-_placing(
-    "failover-regions",
-    "failoverRegions",
-    value(REGIONS, "REGION,...|none", "Any names but the region's own; none removes them."),
-    "Record failover regions for official clients. Replaces all; nothing fails over here.",
-)
-_placing(
-    "network-id",
-    "networkId",
-    value(str, "NETWORK_ID|none", "Any text; none removes it."),
-    "Record a private network for official clients. 'config network-policy' says what may be reached.",
-    lambda text: None if text == "none" else text,
-)

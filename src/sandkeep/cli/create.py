@@ -35,7 +35,6 @@ def create(app: App, name: str | None, connect: bool, silent: bool, **values: An
 
     Prints its name and where its ports are reached.
     """
-    app.client.placement = options.placement(values)
     with app.busy(f"Creating {name or 'a sandbox'}"):
         box = app.client.create_sandbox(name, **options.configuration(values))
     _made(app, box, silent=silent, connect=connect)
@@ -60,7 +59,6 @@ def fork(app: App, name: str, new: str | None, connect: bool, silent: bool, **va
     it until it stops. 'sandkeep create --snapshot' starts from a checkpoint. Options replace what would be
     copied, entirely.
     """
-    app.client.placement = options.placement(values)
     with app.busy(f"Forking {name}"):
         box = app.client.fork_sandbox(name, new, **options.changes(values))
     _made(app, box, silent=silent, connect=connect)

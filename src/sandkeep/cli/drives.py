@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkeep.cli.framework import App, Group, argument, command, finish, option, several
 from sandkeep.cli.listing import paged, paging
-from sandkeep.cli.options import placement, region
+from sandkeep.cli.options import region
 from sandkeep.cli.output import ago, size
 from sandkeep.cli.values import SIZE
 from sandkeep.types import SortOrder
@@ -56,9 +56,8 @@ def ls(app: App, name_prefix: str | None, **values: Any) -> None:
 @argument("name", metavar="NAME", help="The drive.")
 @option("--max-size", type=SIZE, help="How large a new one may become, such as 10G.")
 @region
-def get_or_create(app: App, name: str, max_size: int | None, **values: Any) -> None:
+def get_or_create(app: App, name: str, max_size: int | None, region: str | None) -> None:
     """Create a drive, if there is none of that name."""
-    app.client.placement = placement(values)
     _show(app, app.client.get_or_create_drive(name, max_size_bytes=max_size))
 
 

@@ -21,8 +21,7 @@ from sandkeep.cli.progress import Bar, busy
 from sandkeep.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from sandkeep.cli.client import Client
-    from sandkeep.sync import Sandbox
+    from sandkeep.sync import Client, Sandbox
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,8 +31,6 @@ _OPTION_OF = {
     "deny_subnets": "denied_cidr",
     "domains": "allowed_domain",
     "execution_time_limit": "timeout",
-    "failoverRegions": "failover_regions",
-    "networkId": "network_id",
     "snapshot_retention": "keep_last_snapshots",
 }
 """Options whose names are not those of the fields they set."""
@@ -57,7 +54,6 @@ class App:
         self._url: str | None = values.get("url")
         self._token: str | None = values.get("token")
         self._project: str | None = values.get("project")
-        self._team: str | None = values.get("team") or os.environ.get("SANDKEEP_TEAM") or None
         self.out = Output(quiet=self.quiet)
         if self.data_dir is not None:
             # Named on this command line, so it counts for more than a server from the environment.
@@ -67,11 +63,9 @@ class App:
     @cached_property
     def client(self) -> Client:
         """The server, reached when it is first asked something; started when it is ours and does not run."""
-        from sandkeep.cli.client import Client
+        from sandkeep.sync import Client
 
-        return Client(
-            self._url, token=self._token, project=self._project, team=self._team, timeout=self._seconds
-        )
+        return Client(self._url, token=self._token, project=self._project, timeout=self._seconds)
 
     def close(self) -> None:
         if "client" in self.__dict__:
@@ -125,6 +119,16 @@ def option(*names: str, section: str = OPTIONS, **kwargs: Any) -> Callable[[F], 
     return click.option(*names, cls=Option, section=section, **kwargs)
 
 
+def absent(why: str) -> dict[str, Any]:
+    """Makes an option that people know from elsewhere refuse its value, with the reason."""
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None:
+            raise click.BadParameter(why, ctx, param)
+
+    return {"hidden": True, "expose_value": False, "callback": refuse}
+
+
 def argument(name: str, *, metavar: str, help: str, **kwargs: Any) -> Callable[[F], F]:
     return click.argument(name, cls=Argument, metavar=metavar, help=help, **kwargs)
 
@@ -165,11 +169,8 @@ def _common(*, connection: bool, json: bool) -> list[click.Parameter]:
         add("--url", metavar="URL", help="The server: http(s)://… or unix:///path [env: SANDKEEP_URL]")
         add("--token", metavar="TOKEN", help="Who asks [env: SANDKEEP_TOKEN]")
         add("--project", metavar="PROJECT", help="Where names are looked up [env: SANDKEEP_PROJECT]")
-        add(
-            "--team",
-            "--scope",
-            metavar="TEAM",
-            help="Whose project; a token knows its own [env: SANDKEEP_TEAM]",
+        found.append(
+            Option(["--team", "--scope"], **absent("it is the team of the token; give another token"))
         )
     add("--data-dir", metavar="PATH", help="Where sandboxes live on this machine [env: SANDKEEP_HOME]")
     add("-q", "--quiet", is_flag=True, help="Print results and errors only.")
@@ -284,9 +285,24 @@ def command(
 class Group(click.Group):
     """Commands about one noun."""
 
-    def __init__(self, name: str, help: str, *, aliases: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        *,
+        aliases: dict[str, str] | None = None,
+        absent: dict[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            name: the noun.
+            help: what the commands are for.
+            aliases: other names, and the commands they stand for.
+            absent: commands people know from elsewhere, and why there are none here.
+        """
         super().__init__(name, help=help)
         self.aliases = aliases or {}
+        self.absent = absent or {}
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return ["-h", "--help"]
@@ -301,8 +317,9 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            known = ", ".join(self.commands)
-            raise click.UsageError(f"no command {args[0]!r}; there are {known}", ctx)
+            why = self.absent.get(args[0])
+            known = f"; there are {', '.join(self.commands)}" if why is None else f": {why}"
+            raise click.UsageError(f"no command {args[0]!r}{known}", ctx)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -84,8 +84,6 @@ LEADING_VALUES: Final = {
     "--url": "SANDKEEP_URL",
     "--token": "SANDKEEP_TOKEN",
     "--project": "SANDKEEP_PROJECT",
-    "--team": "SANDKEEP_TEAM",
-    "--scope": "SANDKEEP_TEAM",
     "--data-dir": "SANDKEEP_HOME",
 }
 

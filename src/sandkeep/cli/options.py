@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from sandkeep.cli.framework import option, options
+from sandkeep.cli.framework import absent, option, options
 from sandkeep.cli.values import (
     DURATION,
     LIFETIME,
     MOUNT,
     NUMBER,
     PORT,
-    REGIONS,
     TAG,
     TRUTH,
     VARIABLE,
@@ -25,11 +24,11 @@ from sandkeep.types import MAX_RETAINED, NetworkPolicy, Resources, SnapshotReten
 if TYPE_CHECKING:
     from sandkeep.sync import Configuration, NewConfiguration
 
-SANDBOX, NETWORK, SNAPSHOTS, RECORDED, COMMAND = (
+SANDBOX, NETWORK, SNAPSHOTS, ACCEPTED, COMMAND = (
     "Sandbox options",
     "Network options",
     "Snapshot options",
-    "Recorded for official clients, without effect here",
+    "Accepted, without effect here",
     "Command options",
 )
 
@@ -84,21 +83,22 @@ _snapshots = options(
     ),
 )
 
-region = option("--region", metavar="REGION", section=RECORDED, help="A region; any name.")
-_recorded = options(
+ONE_PLACE: Final = "sandboxes run where their server is"
+NO_NETWORKS: Final = "there are no private networks here; 'network-policy' says what may be reached"
+
+
+region = option(
+    "--region", metavar="REGION", section=ACCEPTED, help="A region; sandboxes run where their server is."
+)
+_elsewhere = options(
     region,
     option(
         "--failover-regions",
-        type=REGIONS,
-        section=RECORDED,
-        help="Regions to take over; any names but the region's own.",
+        metavar="REGION,...|none",
+        section=ACCEPTED,
+        help="Regions to take over; nothing moves by itself.",
     ),
-    option(
-        "--network-id",
-        metavar="NETWORK_ID",
-        section=RECORDED,
-        help="A private network; --network-policy and the like say what may be reached.",
-    ),
+    option("--network-id", **absent(NO_NETWORKS)),
 )
 
 ports = option(
@@ -176,11 +176,11 @@ new_sandbox = options(
     _tail,
     network,
     _snapshots,
-    _recorded,
+    _elsewhere,
 )
-run_sandbox = options(_origin, _size, tags("--tag"), _tail, network, _snapshots, _recorded)
+run_sandbox = options(_origin, _size, tags("--tag"), _tail, network, _snapshots, _elsewhere)
 forked_sandbox = options(
-    _size, variables(SANDBOX, DEFAULT_ENV), tags("-t", "--tag"), _tail, network, _snapshots, _recorded
+    _size, variables(SANDBOX, DEFAULT_ENV), tags("-t", "--tag"), _tail, network, _snapshots, _elsewhere
 )
 
 how_to_run = options(
@@ -237,12 +237,6 @@ def configuration(values: Mapping[str, Any]) -> NewConfiguration:
     if values.get("snapshot"):
         found["source"] = SnapshotSource(values["snapshot"])
     return found
-
-
-def placement(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the options record of a new sandbox."""
-    given = {"region": "region", "failoverRegions": "failover_regions", "networkId": "network_id"}
-    return {key: values[name] for key, name in given.items() if values.get(name) is not None}
 
 
 def changes(values: Mapping[str, Any]) -> Configuration:

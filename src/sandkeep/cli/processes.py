@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import shlex
+import signal as signals
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from sandkeep.cli.framework import App, argument, command, option, sandbox_argum
 from sandkeep.cli.output import ago, span
 from sandkeep.cli.values import NumberType
 from sandkeep.errors import NotFound
-from sandkeep.sdk.bodies import signal_number
 from sandkeep.types import ProcessStatus
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _records(app: App, process: Process, *, offset: int, follow: bool) -> None:
 @option("-s", "--signal", default="TERM", show_default=True, metavar="SIGNAL", help="By name or number.")
 def kill(app: App, name: str, process: str | None, signal: str) -> None:
     """Send a signal to a process and everything in its group."""
-    number = signal_number(int(signal) if signal.isdecimal() else signal)
+    number = _number(signal)
     box = app.sandbox(name)
     found = _process(box, process, running=process is None)
     found.send_signal(number)
@@ -123,6 +123,16 @@ def kill(app: App, name: str, process: str | None, signal: str) -> None:
         app.out.json({"process": found.id, "signal": signal.upper().removeprefix("SIG")})
     else:
         app.out.line(found.id)
+
+
+def _number(text: str) -> int:
+    """A signal, looked at before the process: what cannot be sent to any is a mistake for each."""
+    name = text.upper() if text.upper().startswith("SIG") else f"SIG{text.upper()}"
+    if name in signals.Signals.__members__:
+        return signals.Signals[name]
+    if text.isdecimal() and int(text) in signals.valid_signals():
+        return int(text)
+    raise click.UsageError(f"--signal: {text!r} is no signal")
 
 
 def _process(box: Sandbox, process: str | None, *, running: bool = False) -> Process:

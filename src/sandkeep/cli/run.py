@@ -101,7 +101,6 @@ def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bo
     """A sandbox by name, or a new one; at the end it is removed, stopped, or left as it is."""
     # Variables are for the command, so that they are not kept with the sandbox.
     wanted = options.configuration({**values, "env": ()})
-    app.client.placement = options.placement(values)
     with _ended_by_signals():
         if name is not None:
             box = _found_or_made(app, name, wanted)
@@ -128,7 +127,7 @@ def _found_or_made(app: App, name: str, wanted: NewConfiguration) -> Sandbox:
     created: list[Sandbox] = []
     with app.busy(f"Starting {name}"):
         box = app.client.get_or_create_sandbox(name, on_create=created.append, **wanted)
-    if (wanted or app.client.placement) and not created:
+    if wanted and not created:
         app.note(f"{name} exists and keeps its configuration; 'sandkeep config' changes it")
     return box
 

@@ -186,20 +186,19 @@ def get(app: App, snapshot: str) -> None:
 @CURSOR
 def tree(app: App, name: str, limit: int, cursor: str | None, **values: Any) -> None:
     """Show the snapshots that led to the current one of a sandbox, newest first."""
+    from sandkeep.sync import Page
+
     box = app.sandbox(name)
-    anchor = cursor or box.current_snapshot_id
-    if anchor is None:
+    if box.current_snapshot_id is None:
         raise NotFound(
             f"{name} has no snapshot yet",
             kind="snapshot",
             hint=f"'sandkeep checkpoint {name}' takes one, and so does 'sandkeep stop {name}'",
         )
-    page = app.client.snapshot_line(
-        anchor,
-        limit=limit,
-        descendants=values["descendants"] or values["sort_order"] == "asc",
-        beyond=cursor is not None,
-    )
+    line = box.snapshot_tree(cursor, descendants=values["descendants"] or values["sort_order"] == "asc")
+    # A cursor is the snapshot the page before ended with.
+    shown = line[1:] if cursor else line
+    page = Page(tuple(shown[:limit]), shown[limit - 1].snapshot.id if len(shown) > limit else None)
     if app.json:
         nodes = [{"snapshot": node.snapshot, "siblings": node.siblings} for node in page.items]
         app.out.json({"snapshots": nodes, "next": page.next})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
@@ -13,8 +13,10 @@ from sandkeep.cli.ending import FAILED, Ended
 from sandkeep.cli.framework import App, command
 from sandkeep.errors import AccessDenied
 from sandkeep.paths import data_directory
-from sandkeep.sdk.target import resolve
 from sandkeep.types import SessionStatus
+
+if TYPE_CHECKING:
+    from sandkeep.sync import Client
 
 _SECONDS = 10.0
 
@@ -26,10 +28,11 @@ def status(app: App) -> None:
     Exit status 0 when a server answers, or when one will be started by the first command that needs it; 1
     when there should be one and none answers.
     """
+    client = app.client  # what is no URL is refused, not reported as a server that does not answer
     found = _look(app)
     if found["running"]:
         try:
-            found["sandboxes"] = _running(app)
+            found["sandboxes"] = _running(client)
         except AccessDenied as error:
             found["sandboxes"], found["refused"] = None, error.message
     if app.json:
@@ -42,7 +45,6 @@ def status(app: App) -> None:
 
 def _look(app: App) -> dict[str, Any]:
     url = app.url
-    resolve(url, None, None)  # what is no URL is refused, not reported as a server that does not answer
     directory = data_directory(app.data_dir)
     body: dict[str, Any] = {"client": sandkeep.__version__, "url": url, "dataDirectory": None}
     if url is None:
@@ -74,11 +76,11 @@ def _version(url: str | None, directory: str) -> dict[str, Any] | None:
         return None
 
 
-def _running(app: App) -> int:
+def _running(client: Client) -> int:
     from sandkeep.sync import SandboxQueryByCreated
 
     query = SandboxQueryByCreated(status=SessionStatus.RUNNING, page_size=100)
-    return sum(1 for _ in app.client.query_sandboxes(query))
+    return sum(1 for _ in client.query_sandboxes(query))
 
 
 def _sandboxes(count: int) -> str:

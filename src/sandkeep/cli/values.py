@@ -138,20 +138,6 @@ class NumberType(_ParamType):
         return number
 
 
-class RegionsType(_ParamType):
-    """``sfo1,fra1``, or ``none``."""
-
-    name = "regions"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return "REGION,...|none"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        if isinstance(value, list):
-            return value
-        return [] if value == "none" else [part.strip() for part in str(value).split(",")]
-
-
 class SizeType(_ParamType):
     """Bytes, with ``K``, ``M``, ``G`` or ``T`` for powers of 1024."""
 
@@ -192,6 +178,5 @@ VARIABLE: Final = PairType(environment=True)
 MOUNT: Final = MountType()
 SIZE: Final = SizeType()
 TRUTH: Final = TruthType()
-REGIONS: Final = RegionsType()
 NUMBER: Final = NumberType()
 PORT: Final = NumberType(1, 65535)
