@@ -488,6 +488,15 @@ def test_a_terminal_has_the_size_asked_for_and_tells_when_it_changes(lab: Lab) -
 
 
 @everywhere
+def test_the_last_words_on_a_terminal_are_kept(lab: Lab) -> None:
+    """They are still on their way through the kernel when their writer ends."""
+    box = common(lab)
+    for _ in range(20):
+        done = box.run("sh", "-c", "head -c 30000 /dev/zero | tr '\\0' x", pty=(24, 80))
+        assert (done.code, done.output.count(b"x")) == (0, 30_000)
+
+
+@everywhere
 def test_a_terminal_is_the_controlling_one_and_belongs_to_the_user(lab: Lab) -> None:
     script = "tty; echo aloud >/dev/tty; stat -c %U $(tty); test -t 0 && test -t 1 && test -t 2 && echo all"
     done = common(lab).run("bash", "-c", script, pty=(24, 80))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -89,3 +90,31 @@ def test_a_watcher_that_goes_away_frees_its_place(lab: Lab) -> None:
     for _ in range(200):
         lab.do(look_once())
     assert box.run("true").code == 0
+
+
+def test_a_file_without_a_name_is_not_told_of(lab: Lab) -> None:
+    """What is written from outside has none until it is whole; a file called like that has its own."""
+    box = lab.box()
+    box.files("mkdir", path="watched", parents=True)
+
+    async def look() -> list[str]:
+        found: list[str] = []
+        changes = lab.driver.watch(box.ref, "watched")
+        async for batch in changes:
+            if not batch and not found:
+
+                async def content() -> AsyncIterator[bytes]:
+                    yield b"x" * 100_000
+
+                await lab.driver.files(box.ref, "write", data=content(), path="watched/whole")
+                spec = ProcessSpec("numbered", ("sh", "-c", "echo > '#1'; echo >> '#1'; echo > last"))
+                await lab.driver.start_process(box.ref, dataclasses.replace(spec, cwd="watched"))
+            found += [f"{change['kind']} {change['path'].rpartition('/')[2]}" for change in batch]
+            if "modified last" in found:
+                break
+        await changes.aclose()  # type: ignore[attr-defined]
+        return found
+
+    found = lab.do(asyncio.wait_for(look(), 20))
+    assert {line.split()[1] for line in found} == {"whole", "#1", "last"}
+    assert {"created whole", "modified #1"} <= set(found)

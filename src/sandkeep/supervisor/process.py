@@ -28,6 +28,8 @@ KILLED: Final = "killed"
 LOST: Final = "lost"
 
 READ_SIZE: Final = 256 << 10
+_TERMINAL_ROOM: Final = 64 << 10
+"""More than the kernel keeps of a terminal's output."""
 
 
 def now_ms() -> int:
@@ -146,15 +148,23 @@ class Process:
         for fd in list(self.outputs):
             if fd in self.unlogged:
                 self.read_output(fd)
-            try:
-                left = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0]
-            except OSError:
-                continue
+            left = self._left_in(fd)
             while left > 0:
                 before = self.log.offset
                 if not self.read_output(fd) or self.log.offset == before:
                     break
                 left -= self.log.offset - before
+
+    def _left_in(self, fd: int) -> int:
+        """At most how much is still to be read of what was written before now."""
+        if fd == self.terminal:
+            # What is on its way through a terminal is not counted before it is read.
+            return _TERMINAL_ROOM
+        try:
+            left: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0]
+        except OSError:
+            return 0
+        return left
 
     def _wake_output(self) -> None:
         if not self.output_waiters:

@@ -134,6 +134,8 @@ class Watcher:
         kind = next((word for bits, word in _KINDS if mask & bits), None)
         if kind is None or (mask & IN_DELETE_SELF and directory != self._root):
             return []
+        if kind == "modified" and self._has_no_name(directory, name):
+            return []
         is_directory = bool(mask & IN_ISDIR)
         found = [{"kind": kind, "path": os.fsdecode(path), "directory": is_directory}]
         if kind == "created" and is_directory and self._recursive:
@@ -144,6 +146,17 @@ class Watcher:
                 pass  # gone again, or not ours to look into
             found += inside
         return found
+
+    def _has_no_name(self, directory: bytes, name: bytes) -> bool:
+        """Whether this is how the kernel calls a file without a name, such as one on its way into place."""
+        if name[:1] != b"#" or not name[1:].isdigit():
+            return False
+        try:
+            with Fd(self._files.tree.open_directory(directory, os.O_PATH)) as fd:
+                os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except OSError:
+            return True
+        return False
 
     def _add(self, path: bytes, found: list[Change]) -> None:
         """Watch a directory and, in a recursive watch, those below it; ``found`` collects what is there."""
