@@ -177,5 +177,14 @@ def test_options_known_from_elsewhere_do_nothing_or_say_why_not(cli: Program, na
     assert "no private networks" in cli.fails("create", "--network-id", "net_1", status=2)
     assert "no private networks" in cli.fails("config", "network-id", name, "net_1", status=2)
     assert "where their server is" in cli.fails("config", "region", name, "fra1", status=2)
-    for spelled in ("--team", "--scope"):
-        assert "team of the token" in cli.fails("ls", spelled, "others", status=2)
+
+
+def test_a_team_has_projects_of_its_own(cli: Program, local: Program, name: str) -> None:
+    local("create", "--name", name, "--team", "others")
+    assert name not in local("ls", "--all").text
+    for asked in (["ls", "--all", "--scope", "others"], ["--team", "others", "ls", "--all"]):
+        assert name in local(*asked).text
+    assert name in local("ls", "--all", env={"SANDKEEP_TEAM": "others"}).text
+    assert f"no sandbox named {name}" in local.fails("rm", name)
+    assert "does not act for this team" in cli.fails("rm", name, "--scope", "others")
+    local("rm", name, "--scope", "others")

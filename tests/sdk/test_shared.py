@@ -24,7 +24,7 @@ from sandkeep.wire import frames
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server is needed here."""
-    for variable in ("SANDKEEP_URL", "SANDKEEP_TOKEN", "SANDKEEP_PROJECT"):
+    for variable in ("SANDKEEP_URL", "SANDKEEP_TOKEN", "SANDKEEP_TEAM", "SANDKEEP_PROJECT"):
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -35,7 +35,7 @@ def test_without_a_url_it_is_the_embedded_server_of_the_data_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SANDKEEP_HOME", "/some/where")
-    found = target.resolve(None, None, None)
+    found = target.resolve(None, None, None, None)
     assert (found.embedded, found.socket) == ("/some/where", "/some/where/server.sock")
     assert os.path.basename(str(found.socket)) == embedded.SOCKET
 
@@ -43,17 +43,19 @@ def test_without_a_url_it_is_the_embedded_server_of_the_data_directory(
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDKEEP_URL", "https://one.example/api/")
     monkeypatch.setenv("SANDKEEP_TOKEN", "secret")
+    monkeypatch.setenv("SANDKEEP_TEAM", "us")
     monkeypatch.setenv("SANDKEEP_PROJECT", "blue")
-    found = target.resolve(None, None, None)
+    found = target.resolve(None, None, None, None)
     assert (found.url, found.token, found.project) == ("https://one.example/api", "secret", "blue")
+    assert found.scope == {"teamId": "us", "projectId": "blue", "project": "blue"}
     assert "secret" not in repr(found)
-    assert target.resolve("http://two.example", None, "red").project == "red"
+    assert target.resolve("http://two.example", None, None, "red").project == "red"
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "unix://relative", "http://x/?q=1", "nonsense"])
 def test_what_is_not_a_url_of_a_server_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        target.resolve(url, None, None)
+        target.resolve(url, None, None, None)
     assert refused.value.field == "url"
 
 

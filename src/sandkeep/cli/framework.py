@@ -53,6 +53,7 @@ class App:
         self.data_dir: str | None = values.get("data_dir")
         self._url: str | None = values.get("url")
         self._token: str | None = values.get("token")
+        self._team: str | None = values.get("team")
         self._project: str | None = values.get("project")
         self.out = Output(quiet=self.quiet)
         if self.data_dir is not None:
@@ -65,7 +66,9 @@ class App:
         """The server, reached when it is first asked something; started when it is ours and does not run."""
         from sandkeep.sync import Client
 
-        return Client(self._url, token=self._token, project=self._project, timeout=self._seconds)
+        return Client(
+            self._url, token=self._token, team=self._team, project=self._project, timeout=self._seconds
+        )
 
     def close(self) -> None:
         if "client" in self.__dict__:
@@ -169,9 +172,7 @@ def _common(*, connection: bool, json: bool) -> list[click.Parameter]:
         add("--url", metavar="URL", help="The server: http(s)://… or unix:///path [env: SANDKEEP_URL]")
         add("--token", metavar="TOKEN", help="Who asks [env: SANDKEEP_TOKEN]")
         add("--project", metavar="PROJECT", help="Where names are looked up [env: SANDKEEP_PROJECT]")
-        found.append(
-            Option(["--team", "--scope"], **absent("it is the team of the token; give another token"))
-        )
+        add("--team", "--scope", metavar="TEAM", help="Whose projects; a token's own [env: SANDKEEP_TEAM]")
     add("--data-dir", metavar="PATH", help="Where sandboxes live on this machine [env: SANDKEEP_HOME]")
     add("-q", "--quiet", is_flag=True, help="Print results and errors only.")
     add("--debug", is_flag=True, help="Show a traceback when something fails.")

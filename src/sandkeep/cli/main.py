@@ -83,6 +83,8 @@ LEADING_FLAGS: Final = {"--debug": "SANDKEEP_DEBUG", "--quiet": "SANDKEEP_QUIET"
 LEADING_VALUES: Final = {
     "--url": "SANDKEEP_URL",
     "--token": "SANDKEEP_TOKEN",
+    "--team": "SANDKEEP_TEAM",
+    "--scope": "SANDKEEP_TEAM",
     "--project": "SANDKEEP_PROJECT",
     "--data-dir": "SANDKEEP_HOME",
 }

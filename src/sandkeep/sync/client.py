@@ -47,6 +47,7 @@ class Client:
         url: str | None = None,
         *,
         token: str | None = None,
+        team: str | None = None,
         project: str | None = None,
         timeout: Duration = 60.0,
     ) -> None:
@@ -55,13 +56,15 @@ class Client:
             url: ``http://…``, ``https://…`` or ``unix:///path``; ``SANDKEEP_URL`` when not given, and without
                 that the embedded server of the data directory, which is started when none runs.
             token: who asks; ``SANDKEEP_TOKEN`` when not given. The embedded server needs none.
+            team: whose projects; ``SANDKEEP_TEAM`` when not given, else the token's own, else ``local``.
             project: where names are looked up; ``SANDKEEP_PROJECT`` when not given, else the token's own.
             timeout: how long to wait for an answer to a request that should be quick.
 
         Raises:
             InvalidRequest: the URL is not one.
         """
-        self._transport = Transport(resolve(url, token, project), timeout=duration(timeout).total_seconds())
+        target = resolve(url, token, team, project)
+        self._transport = Transport(target, timeout=duration(timeout).total_seconds())
         self.images: Images = Images(self._transport)
         """What sandboxes start from."""
         self.secrets: Secrets = Secrets(self._transport)

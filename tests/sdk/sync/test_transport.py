@@ -136,7 +136,7 @@ def test_a_log_that_keeps_breaking_off_is_an_error_in_the_end() -> None:
     from sandkeep.wire.objects import CommandObject
 
     with Scripted(*[json_answer({})] * 20) as server:
-        transport = Transport(resolve(server.url, None, None), timeout=5)
+        transport = Transport(resolve(server.url, None, None, None), timeout=5)
         process = Process(transport, decode(CommandObject, encode(shown)), stdin=False)
         with pytest.raises(StreamClosed):
             process.stdout.read()
