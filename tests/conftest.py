@@ -12,6 +12,7 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,11 @@ result = getattr(importlib.import_module(module), function)(*arguments)
 with os.fdopen(int(sys.argv[4]), "w") as out:
     json.dump(result, out)
 """
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background by a shell: programs under test would inherit that and not hear Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # --- ordinary users ------------------------------------------------------------------------------------
