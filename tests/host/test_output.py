@@ -104,7 +104,7 @@ def test_a_log_over_its_cap_keeps_both_ends_and_says_what_is_missing(lab: Lab) -
     _check_lines(done.items, 10_000_000)
     kept = len(done.output)
     assert cap // 2 < kept < 2 * cap
-    used = sum(os.stat(entry).st_size for entry in os.scandir(f"{box.directory}/processes/{process}/output"))
+    used = sum(os.stat(entry).st_size for entry in os.scandir(f"{box.directory}/processes/{process}"))
     assert used < 2 * cap
     # Reading from the middle of what is missing starts with the rest of the gap.
     middle = done.gaps[0].offset + done.gaps[0].length // 2

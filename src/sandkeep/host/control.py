@@ -17,7 +17,7 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from sandkeep.errors import NotFound, SandkeepError, SessionStopped, TransportError, from_json
 from sandkeep.linux import sockets
@@ -74,6 +74,15 @@ async def read_frame(reader: asyncio.StreamReader) -> protocol.Frame:
     body = protocol.decode_json(await reader.readexactly(json_length)) if json_length else None
     blob = await reader.readexactly(blob_length) if blob_length else b""
     return body, blob
+
+
+class Announced(NamedTuple):
+    """What a supervisor says of a process without being asked again."""
+
+    more: asyncio.Future[dict[str, Any]]
+    """As the answer to ``process.output`` from offset 0."""
+    end: asyncio.Future[dict[str, Any]]
+    """As the answer to ``process.wait``."""
 
 
 class _Answers(asyncio.Protocol):
@@ -172,25 +181,25 @@ class Control:
         finally:
             answers.forget(number)
 
-    async def start(self, **body: Any) -> tuple[dict[str, Any], asyncio.Future[dict[str, Any]] | None]:
-        """Start a process; its record, and its record once it has ended.
+    async def start(self, **body: Any) -> tuple[dict[str, Any], Announced | None]:
+        """Start a process; its record, and what is yet to come.
 
         The latter is ``None`` from supervisors that have to be asked for it.
         """
         answers = await self._connected()
-        self._next += 2
-        number, later = self._next - 1, self._next
-        request = {"id": number, "op": "process.start", "generation": self._generation, "end": later, **body}
-        started, ended = answers.ask(request, b"", number, later)
+        self._next += 3
+        number, more, end = self._next - 2, self._next - 1, self._next
+        request = {"id": number, "op": "process.start", "generation": self._generation, **body}
+        started, *later = answers.ask({**request, "more": more, "end": end}, b"", number, more, end)
         try:
             answer = await started
-            known = answer.get("end") == later
+            known = answer.get("end") == end
         except BaseException:
-            answers.forget(number, later)
+            answers.forget(number, more, end)
             raise
         if not known:
-            answers.forget(later)
-        return answer, ended if known else None
+            answers.forget(more, end)
+        return answer, Announced(*later) if known else None
 
     async def _connected(self) -> _Answers:
         async with self._connecting:

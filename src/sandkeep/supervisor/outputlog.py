@@ -73,7 +73,7 @@ class OutputWriter:
     __slots__ = ("_cap", "_directory", "_fd", "_segment_size", "_starts", "_written", "dropped", "offset")
 
     def __init__(self, directory: str, *, cap: int) -> None:
-        os.makedirs(directory, exist_ok=True)
+        """A new log in a directory that exists."""
         self._directory = directory
         self._cap = cap
         self._segment_size = max(64 << 10, min(8 << 20, cap // 8))
@@ -85,7 +85,8 @@ class OutputWriter:
 
     @classmethod
     def reopen(cls, directory: str, *, cap: int) -> OutputWriter:
-        """Go on with a log that another process of ours began; its end is found by reading it."""
+        """Go on with a log that another process of ours may have begun; its end is found by reading it."""
+        os.makedirs(directory, exist_ok=True)
         writer = cls(directory, cap=cap)
         with OutputReader(directory) as reader:
             while items := reader.read():

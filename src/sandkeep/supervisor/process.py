@@ -28,6 +28,7 @@ KILLED: Final = "killed"
 LOST: Final = "lost"
 
 READ_SIZE: Final = 256 << 10
+_RECORDS: Final = "record.jsonl"
 _TERMINAL_ROOM: Final = 64 << 10
 """More than the kernel keeps of a terminal's output."""
 
@@ -48,6 +49,30 @@ def replace_json(path: str, body: dict[str, Any]) -> None:
     finally:
         os.close(fd)
     os.replace(fresh, path)
+
+
+def add_record(directory: str, body: dict[str, Any]) -> None:
+    """Add a record to those before it, whole or not at all. Replacing a file would cost two more."""
+    line = json.dumps(body).encode("ascii") + b"\n"
+    fd = os.open(f"{directory}/{_RECORDS}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        before = os.lseek(fd, 0, os.SEEK_END)
+        if os.write(fd, line) != len(line):
+            os.ftruncate(fd, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(fd)
+
+
+def last_record(directory: str) -> dict[str, Any]:
+    """What was last written down about a process, by a supervisor that may have died while writing."""
+    with open(f"{directory}/{_RECORDS}", "rb") as handle:
+        lines = handle.read().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if not whole:
+        raise FileNotFoundError(errno.ENOENT, "no record", directory)
+    record: dict[str, Any] = json.loads(whole[-1])
+    return record
 
 
 class Process:
@@ -83,7 +108,7 @@ class Process:
         self.output_waiters: list[tuple[int, Callable[[], None]]] = []
         self.exit_waiters: list[Callable[[], None]] = []
         os.mkdir(directory)
-        self.log = OutputWriter(f"{directory}/output", cap=cap)
+        self.log = OutputWriter(directory, cap=cap)
 
     # --- record ------------------------------------------------------------------------------------------
 
@@ -111,7 +136,7 @@ class Process:
 
     def save(self) -> None:
         try:
-            replace_json(f"{self.directory}/record.json", self.record())
+            add_record(self.directory, self.record())
             self.unsaved = False
         except OSError:
             self.unsaved = True

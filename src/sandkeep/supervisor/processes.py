@@ -45,11 +45,16 @@ class Surroundings(NamedTuple):
     on_started: Callable[[], None]
 
 
+def _answer_output(connection: Connection, request: Any, process: Process) -> None:
+    connection.answer(request, {"offset": process.log.offset, "ended": process.status != RUNNING})
+
+
 class _Asker(NamedTuple):
-    """Who asked for a start. ``end`` is what to answer under when the process ends, if they want to know."""
+    """Who asked for a start, and under which ids they want to hear of its first output and its end."""
 
     connection: Connection
     id: Any
+    more: Any
     end: Any
 
     def refuse(self, error: SandkeepError) -> None:
@@ -57,6 +62,8 @@ class _Asker(NamedTuple):
 
     def answer(self, process: Process) -> None:
         self.connection.answer(self.id, {"process": process.record(), "end": self.end})
+        if self.more is not None:
+            process.output_waiters.append((0, lambda: _answer_output(self.connection, self.more, process)))
         if self.end is not None:
             process.exit_waiters.append(
                 lambda: self.connection.answer(self.end, {"process": process.record()})
@@ -95,7 +102,7 @@ class Processes:
             raise InvalidRequest(f"process {request['id']} exists", field="process")
         if len(self.running()) >= _MAX_PROCESSES:
             raise LimitReached("too many processes", limit="processes", value=_MAX_PROCESSES)
-        asker = _Asker(connection, body["id"], body.get("end"))
+        asker = _Asker(connection, body["id"], body.get("more"), body.get("end"))
         self._queue.append(lambda: self._start_now(asker, request))
         self._next_start()
 
@@ -208,7 +215,6 @@ class Processes:
             process.stdin.fail("the process never started")
         self._remove_group(process)
         process.log.close()
-        os.rmdir(f"{process.directory}/output")
         os.rmdir(process.directory)
 
     def _remove_group(self, process: Process) -> None:
@@ -379,8 +385,7 @@ class Processes:
         offset = int(body["offset"])
 
         def answer() -> None:
-            ended = process.status != RUNNING
-            connection.answer(body["id"], {"offset": process.log.offset, "ended": ended})
+            _answer_output(connection, body["id"], process)
 
         if process.status == RUNNING and process.log.offset <= offset:
             process.output_waiters.append((offset, answer))

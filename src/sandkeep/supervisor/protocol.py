@@ -4,8 +4,9 @@ Shared by both ends and free of I/O. A frame is two big-endian lengths, the JSON
 connection the client sends requests ``{"id", "op", …}``; every request gets exactly one answer with the same
 ``id``, either ``{"id", "ok": {…}}`` or ``{"id", "error": {…}}``, in whatever order they are ready.
 
-``process.start`` can be given a second id as ``end``. Its answer repeats that, and a second answer under it
-comes when the process has ended. Supervisors that do not know ``end`` do not repeat it.
+``process.start`` can be given two more ids, as ``end`` and ``more``. Its answer repeats ``end``; an answer
+under that comes when the process has ended, and one under ``more`` as if its first output had been asked
+for. Supervisors that do not know them do not repeat ``end``.
 
 A ``fs.*`` operation has its connection to itself until it is answered. Its content travels as data frames (a
 blob and no JSON), from the client up to an ``{"end": true}`` frame, or to the client before the answer.

@@ -30,7 +30,7 @@ from sandkeep.host.layers.btrfs import create_data_directory
 from sandkeep.host.native import network
 from sandkeep.linux import cgroup, sockets
 from sandkeep.supervisor.outputlog import Item, OutputReader
-from sandkeep.supervisor.process import replace_json
+from sandkeep.supervisor.process import last_record, replace_json
 
 Mode = Literal["root", "subuid", "single"]
 
@@ -89,6 +89,10 @@ def _range_in(path: str) -> int | None:
     return None
 
 
+_Answer = asyncio.Future[dict[str, Any]]
+_Announcements = dict[tuple[SessionRef, str], _Answer]
+
+
 class NativeDriver:
     """Sessions as Linux namespaces, below one data directory."""
 
@@ -106,8 +110,9 @@ class NativeDriver:
         self._limits: dict[str, str] = {}
         self._forgetting: dict[SessionRef, asyncio.Future[None]] = {}
         self._starting = asyncio.Lock()
-        self._ends: dict[tuple[SessionRef, str], asyncio.Future[dict[str, Any]]] = {}
-        """Of processes started from here: what their supervisor will say when they end."""
+        self._firsts: _Announcements = {}
+        self._ends: _Announcements = {}
+        """Of processes started from here: what their supervisor will say of first output and end."""
         self._listeners: dict[SessionRef, list[int]] = {}
         """Came with the answer to a create, and nobody has asked for them yet."""
 
@@ -461,18 +466,23 @@ class NativeDriver:
     # --- processes ---------------------------------------------------------------------------------------
 
     async def start_process(self, ref: SessionRef, spec: ProcessSpec) -> dict[str, Any]:
-        answer, ended = await self.control(ref).start(**spec.to_json())
-        if ended is not None:
-            self._ends[ref, spec.process] = ended
-            ended.add_done_callback(lambda end: self._forget_end(ref, spec.process, end))
+        answer, announced = await self.control(ref).start(**spec.to_json())
+        if announced is not None:
+            self._announce(self._firsts, (ref, spec.process), announced.more)
+            self._announce(self._ends, (ref, spec.process), announced.end)
         record: dict[str, Any] = answer["process"]
         return record
 
-    def _forget_end(self, ref: SessionRef, process: str, end: asyncio.Future[dict[str, Any]]) -> None:
-        """Kept for whoever comes to wait before it happens; others ask."""
-        self._ends.pop((ref, process), None)
-        if not end.cancelled():
-            end.exception()
+    def _announce(self, kept: _Announcements, key: tuple[SessionRef, str], answer: _Answer) -> None:
+        """Keep an answer for whoever comes to wait before it is there; others ask."""
+
+        def forget(came: _Answer) -> None:
+            kept.pop(key, None)
+            if not came.cancelled():
+                came.exception()
+
+        kept[key] = answer
+        answer.add_done_callback(forget)
 
     def process_directory(self, ref: SessionRef, process: str) -> str:
         return f"{self._directory(ref.session)}/processes/{process}"
@@ -488,8 +498,7 @@ class NativeDriver:
 
     def _saved_record(self, ref: SessionRef, process: str) -> dict[str, Any]:
         try:
-            with open(f"{self.process_directory(ref, process)}/record.json", encoding="ascii") as handle:
-                record: dict[str, Any] = json.load(handle)
+            record = last_record(self.process_directory(ref, process))
         except FileNotFoundError:
             raise NotFound(f"no process {process}", kind="process", name=process) from None
         if record["status"] == "running":
@@ -523,7 +532,7 @@ class NativeDriver:
         With ``follow`` until it has ended; without, what is there now, which includes what its children have
         written since it ended.
         """
-        reader = OutputReader(f"{self.process_directory(ref, process)}/output", offset)
+        reader = OutputReader(self.process_directory(ref, process), offset)
         try:
             while True:
                 items = reader.read()
@@ -538,8 +547,10 @@ class NativeDriver:
 
     async def _more_output(self, ref: SessionRef, process: str, offset: int) -> bool:
         """Wait until there is more output; False when nobody is left to write any."""
+        announced = self._firsts.pop((ref, process), None) if offset == 0 else None
+        asking = announced or self.control(ref).request("process.output", process=process, offset=offset)
         try:
-            answer = await self.control(ref).request("process.output", process=process, offset=offset)
+            answer = await asking
         except SessionStopped:
             self._saved_record(ref, process)
             return False
