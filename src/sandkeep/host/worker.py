@@ -222,11 +222,18 @@ def serve(sock: socket.socket, worker: Worker) -> NoReturn:
             send({"id": request, "error": failure_.to_json()})
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="worker") as pool:
-        while data := sock.recv(1 << 20):
+        while data := _receive(sock):
             for body, _ in decoder.feed(data):
                 if body is not None:
                     pool.submit(handle, body)
     os._exit(0)
+
+
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(1 << 20)
+    except ConnectionResetError:
+        return b""  # the caller was killed before it had read all our answers
 
 
 def main() -> NoReturn:

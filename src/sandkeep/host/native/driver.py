@@ -42,6 +42,10 @@ _LAST_BREATH_SECONDS: Final = 0.02
 _ENDED: Final = ("stopped", "aborted")
 
 
+def _unknown(session: str) -> NotFound:
+    return NotFound(f"no session {session} on this host", kind="session", name=session)
+
+
 async def _readable(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
@@ -327,8 +331,10 @@ class NativeDriver:
                 with open(f"{self._directory(name)}/spec.json", encoding="ascii") as handle:
                     generation = json.load(handle)["generation"]
             except (OSError, ValueError, KeyError):
-                continue
-            found.append(SessionRef(self.host, name, generation))
+                # Whoever was making it died before it could be anything.
+                found.append(SessionRef(self.host, name))
+            else:
+                found.append(SessionRef(self.host, name, generation))
         return found
 
     async def state(self, ref: SessionRef) -> dict[str, Any]:
@@ -341,7 +347,7 @@ class NativeDriver:
                 except SessionStopped:
                     pass
             if not os.path.isdir(directory):
-                raise NotFound(f"no session {ref.session} on this host", kind="session", name=ref.session)
+                raise _unknown(ref.session)
             state = control.read_state(directory)
             if state.get("generation", ref.generation) != ref.generation:
                 raise SessionStopped(f"session {ref.session} has been replaced", session=ref.session)
@@ -360,7 +366,10 @@ class NativeDriver:
         record once it has the lock, and goes no further.
         """
         directory = self._directory(ref.session)
-        fd = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            raise _unknown(ref.session) from None
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
