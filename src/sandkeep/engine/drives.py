@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from sandkeep.engine.context import Context
 from sandkeep.engine.names import check_name, new_id
-from sandkeep.errors import DriveNotInitialized
+from sandkeep.errors import DriveNotInitialized, LayerError
 from sandkeep.host.rootfs import Lower, Rootfs, Slot
 from sandkeep.store.rows import Drive, Session
 
@@ -111,6 +111,14 @@ async def mount(context: Context, session: Session, rootfs: Rootfs) -> Rootfs:
     return replace(rootfs, slots=tuple(slots))
 
 
+async def _shorten(context: Context, layer: str) -> None:
+    """Every session that writes to a drive adds a layer to it; keep them few."""
+    try:
+        await context.storage.call("layer.compact", tip=layer, image=None)
+    except LayerError:
+        pass  # deleted meanwhile
+
+
 async def detach(context: Context, session: Session) -> None:
     """Make what an ended session wrote to its drives their content, and let go of them. Can be repeated."""
     for index, (_, how) in enumerate(sorted(session.mounts.items())):
@@ -137,5 +145,6 @@ async def detach(context: Context, session: Session) -> None:
             context.store.drives.commit(
                 session.project, drive.name, session.id, layer=layer, now_ms=context.now_ms()
             )
+            context.spawn(_shorten(context, layer), f"fold {layer}")
             if drive.layer is not None:
                 await context.storage.call("layer.release", layer=drive.layer, holder=drive.id)

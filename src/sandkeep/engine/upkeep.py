@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from sandkeep.engine.context import Context
 from sandkeep.engine.sessions import Sessions
 from sandkeep.engine.snapshots import Snapshots
-from sandkeep.errors import LayerError
-from sandkeep.store.rows import SessionStatus, SnapshotStatus
+from sandkeep.errors import LayerError, NotFound
+from sandkeep.store.rows import Sandbox, SessionStatus, Snapshot, SnapshotStatus
 
 _TURN_SECONDS = 5.0
 
@@ -67,6 +67,19 @@ class Upkeep:
                 if sandbox is not None:
                     async with self._context.lock(sandbox.project, sandbox.name):
                         await self._snapshots.apply_retention(sandbox)
+                    await self._shorten(sandbox, snapshot)
+
+    async def _shorten(self, sandbox: Sandbox, snapshot: Snapshot) -> None:
+        """Keep the chain short that the next session of a sandbox will stand on.
+
+        Every stop adds a layer, and a session looks through all of them. Folding changes nothing that exists,
+        so no lock is needed and nobody waits.
+        """
+        if snapshot.id == sandbox.current_snapshot:
+            try:
+                await self._context.storage.call("layer.compact", tip=snapshot.layer, image=snapshot.image)
+            except (LayerError, NotFound):
+                pass  # deleted meanwhile, or its image is: nothing will stand on it
 
     async def _end_overdue(self) -> None:
         """Sessions end themselves at their deadline; this finds those whose supervisor could not."""

@@ -24,6 +24,8 @@ from sandkeep.host.rootfs import Flavour, Rootfs, Slot
 from sandkeep.supervisor import protocol
 
 _THREADS: Final = 8
+_DEEPEST: Final = 200
+"""Layers a session is started on at most; folding is done before that, and ahead of time if all goes well."""
 Report = Callable[[str, int, int], None]
 """Progress: what is being done, how much of it, of how much."""
 
@@ -40,12 +42,18 @@ class Worker:
     def rootfs(self, report: Report, *, image: str, layer: str | None) -> dict[str, Any]:
         """An image with a layer's chain on top, ready to be mounted, and what to tell the user about it."""
         found = self._image(image, report)
+        self._shorten(layer, found.rootfs())
         composed = self._layers.compose(found.rootfs(), layer)
         warnings = []
         if layer is not None:
             warning = self._images.warning_for(self._layers.get(layer).host_key)
             warnings = [warning] if warning else []
         return {"rootfs": composed.to_json(), "warnings": warnings}
+
+    def _shorten(self, layer: str | None, rootfs: Rootfs) -> None:
+        """Fold a chain that grew quicker than anybody came to fold it, before it cannot be mounted."""
+        if layer is not None and self._layers.get(layer).depth > _DEEPEST:
+            self._layers.compact(layer, rootfs=rootfs)
 
     def _image(self, name: str, report: Report) -> Any:
         return self._images.host(progress=report) if name == "host" else self._images.get(name)
@@ -105,9 +113,14 @@ class Worker:
 
     def directories(self, report: Report, *, layer: str) -> dict[str, Any]:
         """Where a drive's content is, topmost first."""
-        drive = Rootfs("drive", self._flavour, (Slot("root", "/", ()),))
+        drive = self._drive()
+        self._shorten(layer, drive)
         (slot,) = self._layers.compose(drive, layer).slots
         return {"directories": [lower.path for lower in slot.lowers]}
+
+    def _drive(self) -> Rootfs:
+        """What a drive's layers stand on: nothing."""
+        return Rootfs("drive", self._flavour, (Slot("root", "/", ()),))
 
     def copy_directory(self, report: Report, *, layer: str) -> dict[str, Any]:
         return {"directory": self._layers.copy_directory(layer)}
@@ -139,8 +152,10 @@ class Worker:
     def sync(self, report: Report, *, layer: str) -> dict[str, Any]:
         return _plain(self._layers.sync(layer))
 
-    def compact(self, report: Report, *, tip: str, image: str) -> dict[str, Any]:
-        return _plain(self._layers.compact(tip, rootfs=self._image(image, report).rootfs()))
+    def compact(self, report: Report, *, tip: str, image: str | None) -> dict[str, Any]:
+        """Fold a chain that has become long. ``image`` is what it stands on, if it is not a drive's."""
+        rootfs = self._drive() if image is None else self._image(image, report).rootfs()
+        return {"depth": self._layers.compact(tip, rootfs=rootfs).depth}
 
     def recover(self, report: Report) -> dict[str, Any]:
         return _plain(self._layers.recover())

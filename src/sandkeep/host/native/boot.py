@@ -197,10 +197,13 @@ def _activate(host: Host, booted: Booted, spec: dict[str, Any], directory: str) 
     assert booted.cgroup is not None
     assert booted.control is not None
     for slot in spec["rootfs"]["slots"]:
-        os.makedirs(f"{directory}/fs/{slot['name']}", exist_ok=True)
+        upper = f"{directory}/fs/{slot['name']}"
+        os.makedirs(upper, exist_ok=True)
         os.makedirs(f"{directory}/work/{slot['name']}", exist_ok=True)
-        if slot["drive"] and not slot["lowers"] and host.mode != "single":
-            os.chown(f"{directory}/fs/{slot['name']}", DEFAULT_USER, DEFAULT_USER)
+        if slot["lowers"] and slot["lowers"][0][0].startswith(f"{host.data_dir}/layers/"):
+            _take_after(upper, slot["lowers"][0][0])
+        elif slot["drive"] and not slot["lowers"] and host.mode != "single":
+            os.chown(upper, DEFAULT_USER, DEFAULT_USER)
     booted.limits = apply_limits(host, booted.cgroup, spec)
     root_mode = host.mode == "root"
     builder = mounts.Builder(host.data_dir, userns=booted.userns if root_mode else -1, base=booted.base)
@@ -225,6 +228,14 @@ def _activate(host: Host, booted: Booted, spec: dict[str, Any], directory: str) 
     if not root_mode:
         why = "rootless sessions of one user share that user's ids"
         booted.barriers["id-range"] = {"state": "shared", "why": why}
+
+
+def _take_after(upper: str, layer: str) -> None:
+    """An overlay's root has the attributes of its upper, not of what is below as everything else has."""
+    before = os.stat(layer)
+    os.chown(upper, before.st_uid, before.st_gid)
+    os.chmod(upper, before.st_mode & 0o7777)
+    os.utime(upper, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def _clone(host: Host, booted: Booted, ours: socket.socket, theirs: socket.socket) -> None:
