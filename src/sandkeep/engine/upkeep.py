@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from sandkeep.engine.context import Context
 from sandkeep.engine.sessions import Sessions
 from sandkeep.engine.snapshots import Snapshots
-from sandkeep.errors import LayerError, NotFound
+from sandkeep.errors import LayerError, SandkeepError
 from sandkeep.store.rows import Sandbox, SessionStatus, Snapshot, SnapshotStatus
 
 _TURN_SECONDS = 5.0
@@ -78,8 +78,9 @@ class Upkeep:
         if snapshot.id == sandbox.current_snapshot:
             try:
                 await self._context.storage.call("layer.compact", tip=snapshot.layer, image=snapshot.image)
-            except (LayerError, NotFound):
-                pass  # deleted meanwhile, or its image is: nothing will stand on it
+            except SandkeepError as error:
+                # Deleted meanwhile, or its image is. Whoever stands on it all the same has it folded then.
+                self._context.log("folding failed", snapshot=snapshot.id, error=str(error))
 
     async def _end_overdue(self) -> None:
         """Sessions end themselves at their deadline; this finds those whose supervisor could not."""
