@@ -40,3 +40,13 @@ def test_following_goes_on_where_the_cursor_is(box: Box) -> None:
         400,
         "bad_request",
     )
+
+
+def test_following_a_sandbox_ends_when_it_is_destroyed(box: Box) -> None:
+    params = scoped(name=box.name, follow="true", sortOrder="asc")
+    with box.api.stream("GET", "/v1/events", params=params) as answer:
+        lines = answer.iter_lines()
+        assert json.loads(next(lines))["event"]["kind"] == "session.started"
+        box.api.delete(f"/v2/sandboxes/{box.name}", params=scoped())
+        rest = [json.loads(line) for line in lines if line]
+    assert all(each["event"]["sessionId"] == box.session for each in rest)

@@ -58,16 +58,20 @@ async def list_events(call: Call) -> Reply | Stream:
     if query.follow:
         page(PageRequest(limit=1, order="asc", cursor=query.cursor or None))  # refuses a bad cursor
         from_now = query.sort_order is SortOrder.DESC
-        return Stream(NDJSON, _follow(page, query.cursor, from_now=from_now))
+
+        def over() -> bool:
+            return sandbox is not None and store.sandboxes.find_by_id(scope.project, sandbox) is None
+
+        return Stream(NDJSON, _follow(page, query.cursor, from_now=from_now, over=over))
     found = page(page_request(query.limit, query.cursor, query.sort_order))
     shown = EventPage(events=[show.event(row) for row in found.items], pagination=show.pagination(found))
     return json_reply(shown)
 
 
 async def _follow(
-    page: Callable[[PageRequest], Page[Event]], cursor: str, *, from_now: bool
+    page: Callable[[PageRequest], Page[Event]], cursor: str, *, from_now: bool, over: Callable[[], bool]
 ) -> AsyncGenerator[bytes, None]:
-    """Records of an event and the cursor that goes on after it."""
+    """Records of an event and the cursor that goes on after it, until nothing can happen any more."""
     forward = PageRequest(limit=100, order="asc", cursor=cursor or None)
     if not cursor and from_now:
         newest = page(PageRequest(limit=1)).items
@@ -80,6 +84,8 @@ async def _follow(
             quiet = 0.0
             yield b"".join(record(EventRecord(event=show.event(row), cursor=_after(row))) for row in found)
             continue
+        if over():
+            return
         await asyncio.sleep(LOOK_SECONDS)
         quiet += LOOK_SECONDS
         if quiet >= HEARTBEAT_SECONDS:
