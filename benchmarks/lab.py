@@ -90,11 +90,13 @@ class Lab:
             await _warm(server)
             yield server
         finally:
-            async with server.client() as client:
-                await _destroy_all(client)
-            process.terminate()
-            await asyncio.to_thread(process.wait, 60)
-            shutil.rmtree(data)
+            try:
+                async with server.client() as client:
+                    await _destroy_all(client)
+            finally:
+                process.terminate()
+                await asyncio.to_thread(process.wait, 60)
+                shutil.rmtree(data)
 
 
 def _start(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
