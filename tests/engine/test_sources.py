@@ -168,6 +168,22 @@ def test_only_public_addresses_unless_the_operator_says_otherwise(tmp_path: Path
             assert caught.value.details["field"] == "source.url"
 
 
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("1.1.1.1", True),
+        ("2606:4700::1111", True),
+        ("168.63.129.16", False),  # a metadata service at an address that is formally public
+        ("64:ff9b::a00:1", False),
+        ("2002:a00:1::", False),
+        ("::ffff:10.0.0.1", False),
+        ("fe80::1%eth0", False),
+    ],
+)
+def test_what_sandboxes_are_kept_from_is_no_source_either(address: str, public: bool) -> None:
+    assert is_public(address) is public
+
+
 def test_an_address_is_looked_at_before_anything_is_said_to_it() -> None:
     with serving() as site, pytest.raises(URLError, match="not a public address"):
         open_url(f"{site.url}/archive", is_public)

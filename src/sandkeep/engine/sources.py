@@ -37,6 +37,7 @@ from sandkeep.engine.context import Context
 from sandkeep.engine.names import new_id
 from sandkeep.errors import InvalidRequest, ProcessError
 from sandkeep.host.driver import ProcessSpec
+from sandkeep.net import policy
 from sandkeep.store.rows import Session
 from sandkeep.types import GitSource, SandboxSpec, TarballSource
 
@@ -189,8 +190,8 @@ async def _tar(directory: str) -> AsyncIterator[bytes]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address means the same machine to everybody: a tenant must not fetch through the server."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_global
+    """Whether it is none that sandboxes are kept from: the server is no way around that."""
+    return policy.special_kind(ipaddress.ip_address(address.partition("%")[0])) is None
 
 
 def _anything(address: str) -> bool:

@@ -181,12 +181,19 @@ class Judge:
         text = _containing(address, self._denied)
         if text is not None:
             return Verdict(Decision.DENY, "the address is in a denied range", text)
-        for kind, network in _REFUSED:
-            if address.version == network.version and address in network:
-                if _containing(address, self._operator) is not None:
-                    return None
-                return Verdict(Decision.DENY, f"{address} is {kind} and not listed by the operator")
-        return None
+        kind = special_kind(address)
+        if kind is None or _containing(address, self._operator) is not None:
+            return None
+        return Verdict(Decision.DENY, f"{address} is {kind} and not listed by the operator")
+
+
+def special_kind(address: Address) -> str | None:
+    """What an address is that nobody is led to unless the operator says so; ``None`` for any other."""
+    address = _unmapped(address)
+    for kind, network in _REFUSED:
+        if address.version == network.version and address in network:
+            return kind
+    return None
 
 
 def decide(
