@@ -466,16 +466,13 @@ class Sessions:
                 self._context.log("reconcile failed", session=session.id, error=str(error))
 
     async def _reconcile_one(self, session: Session) -> None:
+        if session.status is SessionStatus.PENDING:
+            await self._abandon(session)
+            return
         try:
             state = await self._context.driver.state(self._context.ref(session))
         except NotFound:
-            if session.status is SessionStatus.PENDING:
-                await self._abandon(session)
-            else:
-                self._move(session, Cause.LOST, stop_reason="its host has nothing of it")
-            return
-        if session.status is SessionStatus.PENDING:
-            await self._abandon(session)
+            self._move(session, Cause.LOST, stop_reason="its host has nothing of it")
             return
         if state["status"] == "running" and session.status is SessionStatus.RUNNING:
             self.watch(session)

@@ -388,10 +388,14 @@ class NativeDriver:
 
     async def stop(self, ref: SessionRef, *, reason: str, grace_ms: int = 0) -> dict[str, Any]:
         """End a session and everything in it; returns its final state. Idempotent."""
-        try:
-            return await self.control(ref).request("session.stop", reason=reason, grace_ms=grace_ms)
-        except SessionStopped:
-            return await self.state(ref)
+        while True:
+            try:
+                return await self.control(ref).request("session.stop", reason=reason, grace_ms=grace_ms)
+            except SessionStopped:
+                state = await self.state(ref)
+            if state["status"] in _ENDED:
+                return state
+            # Its supervisor was only coming up when we asked.
 
     async def wait_stopped(self, ref: SessionRef) -> dict[str, Any]:
         try:
