@@ -47,7 +47,7 @@ RULES = [
     (r"AsyncGenerator\[(.+), None\]", r"Generator[\1, None, None]"),
     (r"\bAsyncGenerator, AsyncIterator\b", "Generator, Iterator"),
     (r"\bAsyncGenerator\b", "Generator"),
-    (r"\bAsyncIterator, Callable, Iterator\b", "Callable, Iterator"),
+    (r"\bGenerator, Iterator, Callable, Iterator\b", "Callable, Generator, Iterator"),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bAsyncExitStack\b", "ExitStack"),
     # Words and methods.

@@ -9,13 +9,11 @@ from contextlib import closing
 from sandkeep.errors import StreamClosed, TransportError
 from sandkeep.sdk import retry
 from sandkeep.sync.listing import with_cursor
-from sandkeep.sync.transport import Transport, read
+from sandkeep.sync.transport import QUIET_SECONDS, Transport, read, records
 from sandkeep.sdk.blocking import sleep
 from sandkeep.sdk.network import NetworkEvent
 from sandkeep.wire.additions import EventPage, EventRecord
 
-_QUIET_SECONDS = 60.0
-"""The server gives a sign of life more often than this."""
 _PAGE = "100"
 
 
@@ -42,8 +40,8 @@ def followed(transport: Transport, sandbox: str) -> Generator[NetworkEvent, None
     attempt = 0
     while True:
         try:
-            with closing(_records(transport, sandbox, cursor)) as records:
-                for record in records:
+            with closing(_records(transport, sandbox, cursor)) as found:
+                for record in found:
                     attempt = 0
                     cursor = record.cursor
                     yield NetworkEvent.of(record.event)
@@ -59,9 +57,9 @@ def _records(
     transport: Transport, sandbox: str, cursor: str | None
 ) -> Generator[EventRecord, None, None]:
     query = with_cursor({**_query(sandbox), "follow": "true"}, cursor)
-    with transport.stream("GET", "/v1/events", query=query, timeout=_QUIET_SECONDS) as answer:
-        waiting = b""
-        for piece in answer.pieces:
-            *lines, waiting = (waiting + piece).split(b"\n")
-            for line in filter(None, lines):
-                yield read(EventRecord, line)
+    with (
+        transport.stream("GET", "/v1/events", query=query, timeout=QUIET_SECONDS) as answer,
+        closing(records(EventRecord, answer)) as lines,
+    ):
+        for record in lines:
+            yield record

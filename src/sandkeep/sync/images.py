@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import msgspec
 
 from sandkeep.errors import StreamClosed, from_json
-from sandkeep.sync.transport import Transport, read, segment
+from sandkeep.sync.transport import QUIET_SECONDS, Transport, read, records, segment
 from sandkeep.sdk.images import Image, Pulled
-from sandkeep.wire.base import decoder
 from sandkeep.wire.images import ImageList, ImageShown, ImportKind, PullRecord
 
-_QUIET_SECONDS = 60.0
-"""The server gives a sign of life more often than this while it pulls."""
 _IMPORT_SECONDS = 1800.0
 
 
@@ -59,20 +57,17 @@ class Images:
         body: dict[str, Any] = {"reference": reference, "insecure": insecure}
         optional = {"platform": platform, "username": username, "password": password}
         body |= {name: value for name, value in optional.items() if value is not None}
-        with self._transport.stream(
-            "POST", "/v1/images/pull", json=body, timeout=_QUIET_SECONDS
-        ) as answer:
-            waiting = b""
-            for piece in answer.pieces:
-                *lines, waiting = (waiting + piece).split(b"\n")
-                for line in filter(None, lines):
-                    record = decoder(PullRecord).decode(line)
-                    if not isinstance(record.error, msgspec.UnsetType):
-                        raise from_json(record.error)
-                    if not isinstance(record.image, msgspec.UnsetType):
-                        return Image.of(record.image)
-                    if progress is not None and not isinstance(record.progress, msgspec.UnsetType):
-                        progress(Pulled.of(record.progress))
+        with (
+            self._transport.stream("POST", "/v1/images/pull", json=body, timeout=QUIET_SECONDS) as answer,
+            closing(records(PullRecord, answer)) as found,
+        ):
+            for record in found:
+                if not isinstance(record.error, msgspec.UnsetType):
+                    raise from_json(record.error)
+                if not isinstance(record.image, msgspec.UnsetType):
+                    return Image.of(record.image)
+                if progress is not None and not isinstance(record.progress, msgspec.UnsetType):
+                    progress(Pulled.of(record.progress))
         raise StreamClosed(f"the connection was lost while {reference} was pulled")
 
     def import_(self, path: str, name: str, *, kind: ImportKind, reference: str | None = None) -> Image:

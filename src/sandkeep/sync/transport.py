@@ -8,7 +8,7 @@ were made in; using a transport from another one is refused instead of failing i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -40,6 +40,8 @@ Body = bytes | FileBody | Callable[[], Iterator[bytes]]
 
 CONNECTIONS = 256
 CONNECT_SECONDS = 10.0
+QUIET_SECONDS = 60.0
+"""Of a stream that goes on: the server gives a sign of life more often than this."""
 USER_AGENT = f"sandkeep/{__version__}".encode()
 
 
@@ -54,6 +56,15 @@ def read(kind: type[T], data: bytes) -> T:
         return decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TransportError(f"the server's answer cannot be read: {error}") from error
+
+
+def records(kind: type[T], answer: Answer) -> Generator[T, None, None]:
+    """The lines of an answer as they come; empty ones are signs of life."""
+    waiting = b""
+    for piece in answer.pieces:
+        *lines, waiting = (waiting + piece).split(b"\n")
+        for line in filter(None, lines):
+            yield read(kind, line)
 
 
 class Transport:

@@ -10,13 +10,10 @@ from typing import Any
 
 from sandkeep.errors import StreamClosed, TransportError
 from sandkeep.sdk import retry
-from sandkeep.sync.transport import Transport, read
+from sandkeep.sync.transport import QUIET_SECONDS, Transport, records
 from sandkeep.sdk.blocking import sleep
 from sandkeep.sdk.values import FileChange
 from sandkeep.wire.additions import ChangeObject, ChangesRecord
-
-_QUIET_SECONDS = 60.0
-"""The server gives a sign of life more often than this."""
 
 
 def watched(
@@ -30,9 +27,9 @@ def watched(
     attempt = 0
     while True:
         try:
-            with closing(_records(transport, session, body)) as records:
+            with closing(_records(transport, session, body)) as found:
                 root = ""
-                for record in records:
+                for record in found:
                     attempt = 0
                     if isinstance(record.path, str):
                         root = record.path
@@ -53,12 +50,12 @@ def _records(
     transport: Transport, session: str, body: dict[str, Any]
 ) -> Generator[ChangesRecord, None, None]:
     path = f"/v1/sessions/{session}/fs/watch"
-    with transport.stream("POST", path, json=body, timeout=_QUIET_SECONDS) as answer:
-        waiting = b""
-        for piece in answer.pieces:
-            *lines, waiting = (waiting + piece).split(b"\n")
-            for line in filter(None, lines):
-                yield read(ChangesRecord, line)
+    with (
+        transport.stream("POST", path, json=body, timeout=QUIET_SECONDS) as answer,
+        closing(records(ChangesRecord, answer)) as lines,
+    ):
+        for record in lines:
+            yield record
 
 
 def _change(change: ChangeObject, root: str, path: str) -> FileChange:

@@ -8,13 +8,11 @@ from contextlib import aclosing
 from sandkeep.errors import StreamClosed, TransportError
 from sandkeep.sdk import retry
 from sandkeep.sdk._async.listing import with_cursor
-from sandkeep.sdk._async.transport import Transport, read
+from sandkeep.sdk._async.transport import QUIET_SECONDS, Transport, read, records
 from sandkeep.sdk.concurrent import sleep
 from sandkeep.sdk.network import NetworkEvent
 from sandkeep.wire.additions import EventPage, EventRecord
 
-_QUIET_SECONDS = 60.0
-"""The server gives a sign of life more often than this."""
 _PAGE = "100"
 
 
@@ -41,8 +39,8 @@ async def followed(transport: Transport, sandbox: str) -> AsyncGenerator[Network
     attempt = 0
     while True:
         try:
-            async with aclosing(_records(transport, sandbox, cursor)) as records:
-                async for record in records:
+            async with aclosing(_records(transport, sandbox, cursor)) as found:
+                async for record in found:
                     attempt = 0
                     cursor = record.cursor
                     yield NetworkEvent.of(record.event)
@@ -58,9 +56,9 @@ async def _records(
     transport: Transport, sandbox: str, cursor: str | None
 ) -> AsyncGenerator[EventRecord, None]:
     query = with_cursor({**_query(sandbox), "follow": "true"}, cursor)
-    async with transport.stream("GET", "/v1/events", query=query, timeout=_QUIET_SECONDS) as answer:
-        waiting = b""
-        async for piece in answer.pieces:
-            *lines, waiting = (waiting + piece).split(b"\n")
-            for line in filter(None, lines):
-                yield read(EventRecord, line)
+    async with (
+        transport.stream("GET", "/v1/events", query=query, timeout=QUIET_SECONDS) as answer,
+        aclosing(records(EventRecord, answer)) as lines,
+    ):
+        async for record in lines:
+            yield record

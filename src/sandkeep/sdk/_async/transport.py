@@ -7,7 +7,7 @@ were made in; using a transport from another one is refused instead of failing i
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -39,6 +39,8 @@ Body = bytes | FileBody | Callable[[], AsyncIterator[bytes]]
 
 CONNECTIONS = 256
 CONNECT_SECONDS = 10.0
+QUIET_SECONDS = 60.0
+"""Of a stream that goes on: the server gives a sign of life more often than this."""
 USER_AGENT = f"sandkeep/{__version__}".encode()
 
 
@@ -53,6 +55,15 @@ def read(kind: type[T], data: bytes) -> T:
         return decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TransportError(f"the server's answer cannot be read: {error}") from error
+
+
+async def records(kind: type[T], answer: Answer) -> AsyncGenerator[T, None]:
+    """The lines of an answer as they come; empty ones are signs of life."""
+    waiting = b""
+    async for piece in answer.pieces:
+        *lines, waiting = (waiting + piece).split(b"\n")
+        for line in filter(None, lines):
+            yield read(kind, line)
 
 
 class Transport:

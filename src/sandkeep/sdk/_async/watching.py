@@ -9,13 +9,10 @@ from typing import Any
 
 from sandkeep.errors import StreamClosed, TransportError
 from sandkeep.sdk import retry
-from sandkeep.sdk._async.transport import Transport, read
+from sandkeep.sdk._async.transport import QUIET_SECONDS, Transport, records
 from sandkeep.sdk.concurrent import sleep
 from sandkeep.sdk.values import FileChange
 from sandkeep.wire.additions import ChangeObject, ChangesRecord
-
-_QUIET_SECONDS = 60.0
-"""The server gives a sign of life more often than this."""
 
 
 async def watched(
@@ -29,9 +26,9 @@ async def watched(
     attempt = 0
     while True:
         try:
-            async with aclosing(_records(transport, session, body)) as records:
+            async with aclosing(_records(transport, session, body)) as found:
                 root = ""
-                async for record in records:
+                async for record in found:
                     attempt = 0
                     if isinstance(record.path, str):
                         root = record.path
@@ -52,12 +49,12 @@ async def _records(
     transport: Transport, session: str, body: dict[str, Any]
 ) -> AsyncGenerator[ChangesRecord, None]:
     path = f"/v1/sessions/{session}/fs/watch"
-    async with transport.stream("POST", path, json=body, timeout=_QUIET_SECONDS) as answer:
-        waiting = b""
-        async for piece in answer.pieces:
-            *lines, waiting = (waiting + piece).split(b"\n")
-            for line in filter(None, lines):
-                yield read(ChangesRecord, line)
+    async with (
+        transport.stream("POST", path, json=body, timeout=QUIET_SECONDS) as answer,
+        aclosing(records(ChangesRecord, answer)) as lines,
+    ):
+        async for record in lines:
+            yield record
 
 
 def _change(change: ChangeObject, root: str, path: str) -> FileChange:
