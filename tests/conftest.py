@@ -46,6 +46,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def remove_tree(path: str | Path) -> None:
+    """Delete what sandkeep kept for us; as an ordinary user, files of our subordinate ids with it."""
+    if not IS_ROOT:
+        subprocess.run(["unshare", "--map-root-user", "--map-auto", "rm", "-rf", "--", path], check=False)
+    if os.path.lexists(path):
+        shutil.rmtree(path)
+
+
 # --- ordinary users ------------------------------------------------------------------------------------
 
 

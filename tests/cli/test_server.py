@@ -14,7 +14,7 @@ import pytest
 
 from sandkeep.server import embedded
 from tests.cli.program import Program
-from tests.conftest import User
+from tests.conftest import User, remove_tree
 from tests.server.harness import PROJECT, TEAM, ServerProcess
 
 
@@ -33,7 +33,7 @@ def alone(able: None) -> Iterator[Program]:
         while embedded.ask(directory, "GET", "/version") is not None or os.path.exists(f"/proc/{pid}"):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    shutil.rmtree(directory)
+    remove_tree(directory)
 
 
 def test_the_first_command_starts_what_it_needs(alone: Program) -> None:

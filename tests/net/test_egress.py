@@ -14,6 +14,10 @@ from tests.net.kit import echo, hello, network
 
 CUSTOM = NetworkPolicy.custom
 
+pytestmark = pytest.mark.skipif(
+    not os.path.exists("/usr/bin/curl"), reason="no curl in the host's /usr: apt-get install curl"
+)
+
 
 @pytest.fixture(scope="module", params=MODES)
 def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:

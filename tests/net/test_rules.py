@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +26,10 @@ from sandkeep.types import (
 from tests.lab import Lab
 from tests.labs import MODES, Ask, everywhere, opened
 from tests.net.kit import Recorder, inspecting
+
+pytestmark = pytest.mark.skipif(
+    not os.path.exists("/usr/bin/curl"), reason="no curl in the host's /usr: apt-get install curl"
+)
 
 
 @pytest.fixture(scope="module", params=MODES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.conftest import remove_tree
 
 TEAM, PROJECT = "team_tests", "prj_tests"
 START_SECONDS = 30.0
@@ -127,4 +128,4 @@ def running_server(
         yield server
     finally:
         server.clear()
-        shutil.rmtree(data)
+        remove_tree(data)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.conftest import IS_ROOT
 from tests.server.conftest import Box, scoped
 from tests.server.harness import ServerProcess
 from tests.server.test_sandboxes import refused
@@ -71,6 +72,9 @@ def connected(server: ServerProcess, kind: str = "unix") -> Iterator[Wire]:
         yield wire
     finally:
         wire.close()
+
+
+as_root = pytest.mark.skipif(not IS_ROOT, reason="only root sees the descriptors of a supervisor")
 
 
 def held_sockets(server: ServerProcess, box: Box) -> int:
@@ -169,6 +173,7 @@ def test_appending_much_adds_it_in_place(box: Box) -> None:
     assert read.content == b"a" * 10 + b"b" * (2 * MIB)
 
 
+@as_root
 def test_an_upload_that_breaks_off_leaves_nothing_of_itself(box: Box, server: ServerProcess) -> None:
     box.run("true")
     before = held_sockets(server, box)
@@ -184,6 +189,7 @@ def test_an_upload_that_breaks_off_leaves_nothing_of_itself(box: Box, server: Se
     assert "request failed" not in server.log()
 
 
+@as_root
 def test_a_client_that_leaves_a_download_is_let_go(box: Box, server: ServerProcess) -> None:
     box.run("truncate", "-s", "200M", "sparse")
     before = held_sockets(server, box)

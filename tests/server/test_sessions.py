@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 
+from tests.conftest import IS_ROOT
 from tests.server.conftest import Box, create, scoped
 from tests.server.test_sandboxes import no_nulls, refused
 
@@ -91,7 +92,9 @@ def test_sessions_are_listed_and_found_by_id(box: Box) -> None:
 def test_usage_is_shown_while_it_runs_and_in_total(box: Box) -> None:
     box.run("sh", "-c", "i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done")
     live = box.api.get(f"{box.own}/usage").json()["usage"]
-    assert live["activeCpuDurationMs"] > 0 and live["durationMs"] > 0
+    assert live["durationMs"] > 0
+    # Without control groups the time of what runs is known when it has ended.
+    assert live["activeCpuDurationMs"] > 0 or not IS_ROOT
     box.api.post(f"{box.path}/stop")
     total = box.api.get(f"/v1/sandboxes/{box.name}/usage", params=scoped()).json()["usage"]
     assert total["activeCpuDurationMs"] >= live["activeCpuDurationMs"]

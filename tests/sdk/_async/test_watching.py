@@ -10,6 +10,7 @@ import pytest
 import sandkeep
 from sandkeep.errors import PathNotFound, SessionStopped
 from sandkeep.sdk._async.watching import watched
+from tests.conftest import IS_ROOT
 from tests.sdk.leftovers import watches_of
 from tests.sdk.scripted import Scripted, lines_answer, refusal
 from tests.server.harness import ServerProcess
@@ -62,6 +63,7 @@ async def test_a_watch_is_refused_where_nothing_is_and_ends_with_the_session() -
                     await anext(watching)
 
 
+@pytest.mark.skipif(not IS_ROOT, reason="only root sees the descriptors of a supervisor")
 async def test_a_watch_that_is_no_longer_read_is_gone_from_the_host(server: ServerProcess) -> None:
     async with sandkeep.create_sandbox() as box:
         for _ in range(5):

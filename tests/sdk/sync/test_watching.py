@@ -11,6 +11,7 @@ import pytest
 from sandkeep import sync as sandkeep
 from sandkeep.errors import PathNotFound, SessionStopped
 from sandkeep.sync.watching import watched
+from tests.conftest import IS_ROOT
 from tests.sdk.leftovers import watches_of
 from tests.sdk.scripted import Scripted, lines_answer, refusal
 from tests.server.harness import ServerProcess
@@ -61,6 +62,7 @@ def test_a_watch_is_refused_where_nothing_is_and_ends_with_the_session() -> None
                     next(watching)
 
 
+@pytest.mark.skipif(not IS_ROOT, reason="only root sees the descriptors of a supervisor")
 def test_a_watch_that_is_no_longer_read_is_gone_from_the_host(server: ServerProcess) -> None:
     with sandkeep.create_sandbox() as box:
         for _ in range(5):
