@@ -61,6 +61,14 @@ def test_copies_both_ways_show_how_far_they_are(
         assert cli("cp", str(large), f"{box}:/tmp/large").err.count("\n") == 1
 
 
+def test_what_was_sent_but_has_not_arrived_is_still_waited_for_in_sight(
+    server: ServerProcess, box: str, tmp_path: Path
+) -> None:
+    (tmp_path / "small").write_bytes(os.urandom(256 << 10))  # which every buffer on the way holds whole
+    with far_away(server, rate=256 << 10) as cli:
+        assert drawn(cli.on_terminal("cp", str(tmp_path / "small"), f"{box}:/tmp/small"), "Sending /")
+
+
 def test_a_pull_shows_how_far_it_is(cli: Program, local: Program, name: str, tmp_path: Path) -> None:
     image = OciImage(architecture=own_platform().partition("/")[2])
     with io.BytesIO() as packed:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sandkeep.cli.output import Output, span
-from sandkeep.cli.progress import Bar, busy
+from sandkeep.cli.progress import Bar, busy, measured
 from sandkeep.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class App:
     def busy(self, text: str) -> AbstractContextManager[None]:
         return busy(text, quiet=self.quiet or self.json)
 
-    def bar(self, text: str) -> Bar:
-        return Bar(text, quiet=self.quiet or self.json)
+    def bar(self, text: str) -> AbstractContextManager[Bar]:
+        return measured(text, quiet=self.quiet or self.json)
 
 
 # --- parameters ------------------------------------------------------------------------------------------

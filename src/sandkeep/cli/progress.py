@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -30,54 +31,34 @@ def visible(*, quiet: bool) -> bool:
 @contextmanager
 def busy(text: str, *, quiet: bool) -> Iterator[None]:
     """Say what is being done, if it takes longer than a moment."""
-    if not visible(quiet=quiet):
-        yield
-        return
-    over = threading.Event()
+    text = clean(text)
     began = time.monotonic()
 
-    def show() -> None:
-        if over.wait(_PATIENCE):
-            return
-        frame = 0
-        while True:
-            seconds = int(time.monotonic() - began)
-            line = f"{text}  {seconds}s" if seconds >= _LONG else text
-            sys.stderr.write(f"{_ERASE}{_FRAMES[frame % len(_FRAMES)]} {_fit(line)}")
-            sys.stderr.flush()
-            frame += 1
-            if over.wait(_EVERY):
-                break
-        sys.stderr.write(_ERASE)
-        sys.stderr.flush()
+    def line() -> str:
+        seconds = int(time.monotonic() - began)
+        return f"{text}  {seconds}s" if seconds >= _LONG else text
 
-    thread = threading.Thread(target=show, name="busy", daemon=True)
-    thread.start()
-    try:
+    with _shown(line, quiet=quiet):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 class Bar:
     """How far something has come: a bar when the end is known, a count when it is not."""
 
-    def __init__(self, text: str, *, quiet: bool) -> None:
-        self._text = text
-        self._visible = visible(quiet=quiet)
+    def __init__(self, text: str) -> None:
+        self._text = clean(text)
         self._began = time.monotonic()
-        self._last = self._began + _PATIENCE - _EVERY
-        self._shown = False
+        self._at: tuple[int, int | None, str] = (0, None, "")
 
     def update(self, done: int, total: int | None = None, *, what: str = "") -> None:
         """So many bytes are done."""
-        now = time.monotonic()
-        if not self._visible or now - self._last < _EVERY:
-            return
-        self._last = now
-        self._shown = True
-        rate = size(int(done / max(now - self._began, 0.001)))
+        self._at = (done, total, what)
+
+    def line(self) -> str:
+        done, total, what = self._at
+        if not done and total is None:
+            return self._text
+        rate = size(int(done / max(time.monotonic() - self._began, 0.001)))
         if total:
             filled = min(_BAR, _BAR * done // total)
             bar = "━" * filled + "╌" * (_BAR - filled)
@@ -85,18 +66,45 @@ class Bar:
         else:
             measure = f"{size(done)}  {rate}/s"
         # Words give way to the measure, which is what people look for.
-        text = cut(clean(self._text), max(_room() - len(measure) - 1, _NARROWEST))
-        line = f"{text} {measure}  {clean(what)}".rstrip()
-        sys.stderr.write(f"{_ERASE}{_fit(line)}")
+        text = cut(self._text, max(_room() - len(measure) - 1, _NARROWEST))
+        return f"{text} {measure}  {clean(what)}".rstrip()
+
+
+@contextmanager
+def measured(text: str, *, quiet: bool) -> Iterator[Bar]:
+    """Say how far it is, if it takes longer than a moment."""
+    bar = Bar(text)
+    with _shown(bar.line, quiet=quiet):
+        yield bar
+
+
+@contextmanager
+def _shown(line: Callable[[], str], *, quiet: bool) -> Iterator[None]:
+    """Draw a line over and over from a thread of its own: what is reported may come seldom, or not at all
+    while the other side still takes in what was sent."""
+    if not visible(quiet=quiet):
+        yield
+        return
+    over = threading.Event()
+
+    def show() -> None:
+        if over.wait(_PATIENCE):
+            return
+        for frame in itertools.cycle(_FRAMES):
+            sys.stderr.write(f"{_ERASE}{frame} {_fit(line())}")
+            sys.stderr.flush()
+            if over.wait(_EVERY):
+                break
+        sys.stderr.write(_ERASE)
         sys.stderr.flush()
 
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            sys.stderr.write(_ERASE)
-            sys.stderr.flush()
+    thread = threading.Thread(target=show, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _room() -> int:
