@@ -7,10 +7,12 @@ directory that is checked and removed at the end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -331,7 +333,8 @@ def _sweep_files_and_users() -> None:
         except FileNotFoundError:
             continue  # another worker was first
         if _ended(stale.name) and mine:
-            shutil.rmtree(stale, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another worker may be sweeping too
+                remove_tree(stale)
     if IS_ROOT:
         for entry in pwd.getpwall():
             if _ended(entry.pw_name):
@@ -425,13 +428,21 @@ def test_area() -> Iterator[Path]:
             del os.environ[name]
         else:
             os.environ[name] = value
-    shutil.rmtree(area, ignore_errors=True)
+    remove_tree(area)
     report = "\n".join(f"  {kind}: {', '.join(found)}" for kind, found in leaks.items() if found)
     if report:
         pytest.fail(f"the run left things behind\n{report}", pytrace=False)
 
 
 # --- who runs this, and where --------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not IS_ROOT and not config.option.basetemp:
+        # Where pytest keeps what tests wrote it cannot remove files of our subordinate ids, and says so as
+        # an error a few runs later. Here the next run sweeps.
+        name = f"sandkeep-test-{os.getpid()}-{secrets.token_hex(4)}"
+        config.option.basetemp = os.path.join(tempfile.gettempdir(), name)
 
 
 def pytest_report_header() -> list[str]:
