@@ -97,6 +97,7 @@ def test_nothing_is_lost_with_the_supervisor(lab: Lab) -> None:
     box.finish(done)
     busy = box.start("bash", "-c", "echo begun; setsid sleep 31.5 & (setsid sleep 32.5 &) ; sleep 600")
     eventually(lambda: len(family(box.created["init_pid"])) >= 4)
+    eventually(lambda: box.output(busy))  # what it has not read yet dies with it
     everyone = family(box.created["supervisor_pid"])
     assert len(everyone) >= 5
 

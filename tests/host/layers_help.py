@@ -23,6 +23,16 @@ from sandkeep.linux import syscalls
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts trusted overlays: needs root")
 
 
+def for_anybody(directory: Path) -> Path:
+    """A new directory that every user can reach and write to."""
+    directory.mkdir()
+    directory.chmod(0o777)
+    for parent in directory.parents:
+        if parent.stat().st_mode & 0o111 != 0o111:
+            parent.chmod(parent.stat().st_mode | 0o111)
+    return directory
+
+
 def run_forked(function: Callable[[], object], *, user_namespace: bool = False) -> None:
     """Run in a child with a private mount namespace; with ``user_namespace``, as an ordinary user's uid 0.
 

@@ -23,7 +23,7 @@ from sandkeep.errors import LimitReached, PathNotFound, WrongState
 from sandkeep.host.layers.tree import remove_tree
 from sandkeep.supervisor.checkpoint import Report, copy_upper
 from sandkeep.supervisor.copying import open_beneath
-from tests.host.layers_help import listing, mounted, needs_root, plant, run_forked, shake
+from tests.host.layers_help import for_anybody, listing, mounted, needs_root, plant, run_forked, shake
 
 
 def nothing() -> None:
@@ -119,11 +119,7 @@ def test_a_copy_keeps_owners_capabilities_acls_and_overlay_marks(tmp_path: Path)
 
 
 def test_a_copy_in_an_unprivileged_user_namespace_keeps_whiteouts_and_opaque(tmp_path: Path) -> None:
-    shared = tmp_path / "rootless"
-    shared.mkdir()
-    shared.chmod(0o777)
-    for parent in shared.parents[:4]:  # one more level under a test worker
-        parent.chmod(parent.stat().st_mode | 0o111)
+    shared = for_anybody(tmp_path / "rootless")
 
     def scenario() -> None:
         for name in ("image/dir", "upper", "copy"):

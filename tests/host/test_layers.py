@@ -17,7 +17,7 @@ from sandkeep.errors import InvalidRequest, LayerError, NotFound, WrongState
 from sandkeep.host.layers import LayerStore
 from sandkeep.host.layers.tree import disk_usage, remove_tree
 from sandkeep.host.rootfs import Lower, Rootfs, Slot
-from tests.host.layers_help import Fixture, locked, mounted, needs_root, run_forked
+from tests.host.layers_help import Fixture, for_anybody, locked, mounted, needs_root, run_forked
 
 
 @pytest.fixture
@@ -398,12 +398,7 @@ def test_recover_leaves_a_copy_under_way_and_removes_a_left_one(fixture: Fixture
 
 def test_the_store_works_in_an_unprivileged_user_namespace(tmp_path: Path) -> None:
     """Publish, compose, whiteouts, deletion, with userxattr and one mapped id."""
-    shared = tmp_path / "rootless"
-    shared.mkdir()
-    shared.chmod(0o777)
-    for parent in shared.parents:
-        if parent.stat().st_mode & 0o111 != 0o111:
-            parent.chmod(parent.stat().st_mode | 0o111)
+    shared = for_anybody(tmp_path / "rootless")
 
     def scenario() -> None:
         fixture = Fixture(shared / "data", flavour="user")
