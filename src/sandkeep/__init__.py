@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sandkeep.sdk._async.terminal import Terminal
     from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
     from sandkeep.sdk.concurrent import Opening
+    from sandkeep.sdk.history import Event
     from sandkeep.sdk.images import Image, Pulled
     from sandkeep.sdk.network import NetworkEvent, Secret
     from sandkeep.sdk.queries import (
@@ -134,6 +135,7 @@ _WHERE = {
     "sdk._async.terminal": "Terminal",
     "sdk.bodies": "Configuration Duration NewConfiguration",
     "sdk.concurrent": "Opening",
+    "sdk.history": "Event",
     "sdk.images": "Image Pulled",
     "sdk.network": "NetworkEvent Secret",
     "sdk.queries": "DriveQuery DriveQueryByCreated DriveQueryByName DriveQueryByUpdated SandboxQuery "
@@ -161,6 +163,7 @@ __all__ = [
     "DriveQueryByName",
     "DriveQueryByUpdated",
     "Duration",
+    "Event",
     "FileChange",
     "FileKind",
     "FileStat",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -20,6 +21,21 @@ def three(cli: Program, name: str) -> Iterator[list[str]]:
         cli("create", "--silent", "--name", each, "--tag", f"place={name}-{index}")
     yield names
     cli("rm", "--delete-orphan-snapshots", *names)
+
+
+def test_what_happened_is_listed_with_who_had_it_done(cli: Program, box: str) -> None:
+    cli("exec", box, "--", "echo", "a b")
+    lines = cli("events", box).text.splitlines()
+    assert "sandbox.created" in lines[0] and "command=echo 'a b'" in lines[-1]
+    assert "  token:tok_" in lines[0] and box in lines[0]
+    [event] = [
+        json.loads(line) for line in cli("events", box, "--kind", "process.", "--json").text.splitlines()
+    ]
+    assert (event["kind"], event["sandboxName"]) == ("process.started", box)
+    assert event["data"]["command"] == "echo 'a b'"
+    assert any(box in line and "sandbox.created" in line for line in cli("events").text.splitlines())
+    assert "nothing" in cli("events", box, "--kind", "drive.").err
+    assert "no sandbox named" in cli.fails("events", "no-such-sandbox")
 
 
 def test_a_sandbox_is_created_listed_stopped_resumed_and_removed(cli: Program, name: str) -> None:

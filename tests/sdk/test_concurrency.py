@@ -140,7 +140,7 @@ with sync.create_sandbox() as box:
         from sandkeep.server.embedded import ask
 
         ask(home, "POST", "/v1/server/retire")
-        for _ in range(200):
+        for _ in range(1200):
             if ask(home, "GET", "/version") is None:
                 break
             anyio.run(anyio.sleep, 0.05)
@@ -150,11 +150,14 @@ with sync.create_sandbox() as box:
 async def test_a_session_that_ends_under_a_run_is_told_with_what_was_printed() -> None:
     async with sandkeep.create_sandbox() as box, anyio.create_task_group() as group:
 
-        async def stop_soon() -> None:
-            await anyio.sleep(0.5)
-            await (await sandkeep.get_sandbox(box.name)).stop()
+        async def stop_once_it_has_printed() -> None:
+            other = await sandkeep.get_sandbox(box.name)
+            while not (running := await other.processes()):
+                await anyio.sleep(0.01)
+            assert await running[0].stdout.readline() == b"so far\n"
+            await other.stop()
 
-        group.start_soon(stop_soon)
+        group.start_soon(stop_once_it_has_printed)
         with pytest.raises(SessionStopped) as ended:
             await box.run_process("sh", ["-c", "echo so far; sleep 60"], capture_output=True)
         assert ended.value.stdout == b"so far\n"

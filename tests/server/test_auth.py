@@ -55,6 +55,12 @@ def test_a_revoked_or_expired_token_is_as_unknown_as_any_other(server: ServerPro
         assert refused(client.get("/v2/user")) == (401, "unauthorized")
     listed = {token["id"]: token["state"] for token in server.token_command("ls", "--team", TEAM)}
     assert listed[made["id"]] == "revoked"
+    with server.client() as client:
+        params = scoped(kindPrefix="token.")
+        events = client.get("/v1/events", params=params).json()["events"]
+    kinds = [event["kind"] for event in events if event["data"]["token"] == made["id"]]
+    assert kinds == ["token.revoked", "token.created"]
+    assert {event["actor"] for event in events} == {f"user:{os.geteuid()}"}
     short = server.make_token("--expires", "1s")
     with server.client(short) as client:
         subprocess.run(["sleep", "1.1"], check=True)
@@ -97,7 +103,8 @@ def test_another_projects_things_are_as_absent_as_missing_ones(server: ServerPro
             assert refused(client.post(f"{box.path}/{action}")) == (404, "not_found")
         assert client.get("/v2/sandboxes").json()["sandboxes"] == []
         assert client.get("/v2/sandboxes/sessions").json()["sessions"] == []
-        assert client.get("/v1/events").json()["events"] == []
+        events = client.get("/v1/events").json()["events"]
+        assert [event["kind"] for event in events] == ["token.created"]
 
 
 def test_a_token_is_refused_in_other_projects_and_teams(server: ServerProcess, api: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 
 import sandkeep
 from sandkeep.cli.main import COMMANDS
+from sandkeep.engine.settings import NetworkSettings, Settings
 from sandkeep.host import doctor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,6 +229,19 @@ def test_doctor_page_names_every_line_doctor_prints(tmp_path: Path) -> None:
     for found in doctor.probe(str(tmp_path)).findings:
         name = found.name.rpartition(": ")[2]
         assert f"`{found.name}`" in page or f"`{name}`" in page, found.name
+
+
+def test_the_page_for_operators_names_every_setting_and_every_kind_of_event() -> None:
+    page = (ROOT / "docs/operating.md").read_text()
+    for field in (*dataclasses.fields(Settings), *dataclasses.fields(NetworkSettings)):
+        assert f"`{field.name}`" in page, field.name
+    source = "".join(
+        path.read_text() for part in ("engine", "server") for path in (PACKAGE / part).rglob("*.py")
+    )
+    kinds = set(re.findall(r'(?:event|record|_record)\(\s*(?:store, )?"([a-z]+\.[a-z-]+)"', source))
+    assert len(kinds) > 15
+    for kind in kinds:
+        assert f"`{kind}`" in page, kind
 
 
 def test_every_command_has_a_summary() -> None:

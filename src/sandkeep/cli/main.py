@@ -58,6 +58,7 @@ COMMANDS: Final = {
     "rollback": Command("snapshots", "rollback", "go back to an earlier snapshot", SNAPSHOTS),
     "snapshots": Command("snapshots", "snapshots", "list, inspect and delete snapshots", SNAPSHOTS),
     "sessions": Command("sessions", "sessions", "list the sessions of a sandbox", SNAPSHOTS),
+    "events": Command("events", "events", "show what happened, and who had it done", SNAPSHOTS),
     "drives": Command("drives", "drives", "manage drives, which sandboxes can share", STORAGE),
     "images": Command("images", "images", "manage the images sandboxes start from", STORAGE),
     "net": Command("network", "net", "show what the network of a sandbox did", NETWORK),

@@ -132,12 +132,12 @@ def _row(project: Project, made: Token) -> tuple[str, ...]:
 @_TEAM
 def revoke(app: App, token: str, team: str) -> None:
     """End a token for good."""
-    from sandkeep.server.auth import now_ms
+    from sandkeep.server.auth import revoke_token
 
     with _store(app) as (store, _):
         for project in store.projects.of_team(team):
             if any(made.id == token for made in store.tokens.of_project(project.id)):
-                ended = store.tokens.revoke(project.id, token, now_ms=now_ms())
+                ended = revoke_token(store, project.id, token)
                 if app.json:
                     app.out.json(_shown(project, ended))
                 else:

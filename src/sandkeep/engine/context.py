@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from contextvars import ContextVar, copy_context
+from typing import Any, Final, TypeVar
 
 from sandkeep.engine.names import new_id
 from sandkeep.engine.network import Network
@@ -16,11 +17,14 @@ from sandkeep.errors import NotFound
 from sandkeep.host.driver import Driver, SessionRef
 from sandkeep.host.storage import Storage
 from sandkeep.store import Store
-from sandkeep.store.rows import Session
+from sandkeep.store.rows import Sandbox, Session
 
 T = TypeVar("T")
 
 _FINISH_SECONDS = 10.0
+
+ACTOR: Final[ContextVar[str | None]] = ContextVar("actor", default=None)
+"""On whose behalf the current task works."""
 
 
 class Context:
@@ -86,26 +90,54 @@ class Context:
         await self.storage.call("session.remove", session=session)
 
     def event(self, kind: str, session: Session | None, **data: Any) -> None:
-        """Record something that happened to a session, for people and for audit."""
-        if session is None:
-            return
+        """Record something that happened to a session."""
+        if session is not None:
+            box = (session.sandbox, session.sandbox_name)
+            self.record(kind, session.project, sandbox=box, session=session.id, **data)
+
+    def record(
+        self,
+        kind: str,
+        project: str,
+        *,
+        sandbox: tuple[str | None, str | None] = (None, None),
+        session: str | None = None,
+        **data: Any,
+    ) -> None:
+        """Record something that happened in a project, for people and for audit.
+
+        Args:
+            sandbox: id and name.
+            data: never the values of secrets, environments or files.
+        """
         now = self.now_ms()
         self.store.events.add(
             new_id("evt", now_ms=now),
             kind,
             time_ms=now,
-            project=session.project,
-            sandbox=session.sandbox,
-            session=session.id,
+            project=project,
+            sandbox=sandbox[0],
+            sandbox_name=sandbox[1],
+            session=session,
             data=data,
+            actor=ACTOR.get(),
         )
+
+    def forget(self, sandbox: Sandbox) -> None:
+        """Delete a sandbox's row; its events stay."""
+        with self.store.transaction():
+            self.store.sandboxes.delete(sandbox.project, sandbox.name)
+            self.record("sandbox.destroyed", sandbox.project, sandbox=(sandbox.id, sandbox.name))
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str, *, finish: bool = False) -> asyncio.Task[T]:
         """Run something beside requests; a failure is logged, never lost.
 
-        ``close`` waits a little for what is to ``finish``, and cuts off the rest.
+        ``close`` waits a little for what is to ``finish``, and cuts off the rest. It is nobody's doing any
+        more: a session that ends in an hour does not end on behalf of whoever started it.
         """
-        task = asyncio.create_task(work, name=name)
+        alone = copy_context()
+        alone.run(ACTOR.set, None)
+        task = asyncio.create_task(work, name=name, context=alone)
         (self._finishing if finish else self._tasks).add(task)
         task.add_done_callback(self._done)
         return task

@@ -43,6 +43,7 @@ class Drives:
             updated_ms=now,
         )
         self._store.drives.add(drive)
+        self._context.record("drive.created", project, drive=drive.id, name=name)
         return drive, True
 
     def get(self, project: str, name: str) -> Drive:
@@ -72,10 +73,12 @@ class Drives:
         except BaseException:
             await self._context.storage.call("layer.release", layer=origin.layer, holder=drive.id)
             raise
+        self._context.record("drive.created", project, drive=drive.id, name=name, source=origin.id)
         return drive
 
     async def delete(self, project: str, name: str) -> Drive:
         drive = self._store.drives.delete(project, self.get(project, name).name)
+        self._context.record("drive.deleted", project, drive=drive.id, name=drive.name)
         if drive.layer is not None:
             await self._context.storage.call("layer.release", layer=drive.layer, holder=drive.id)
             self._context.spawn(collect(self._context), "collect layers", finish=True)

@@ -34,6 +34,7 @@ class Engine:
         self.settings = context.settings
         self.driver = context.driver
         self.storage = context.storage
+        self.record = context.record
         self.network = context.network
         self.secrets = context.secrets
         self.sessions = Sessions(context)

@@ -467,6 +467,7 @@ class Network:
                     time_ms=event["time_ms"],
                     project=found.project,
                     sandbox=found.sandbox,
+                    sandbox_name=found.sandbox_name,
                     session=found.id,
                     data=event["data"],
                 )

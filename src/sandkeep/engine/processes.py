@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sandkeep.engine.context import Context
 from sandkeep.engine.lifecycle import Operation
@@ -19,6 +20,9 @@ from sandkeep.errors import InvalidRequest, NotFound, StdinUnavailable
 from sandkeep.host.driver import ProcessSpec, SessionRef
 from sandkeep.store.rows import Process, ProcessKind, ProcessStatus, Session
 from sandkeep.supervisor.outputlog import STDERR, STDOUT, Item, OutputReader, OutputWriter
+
+_LONGEST_COMMAND: Final = 1000
+"""Characters of a command line in an event; its record has all of it."""
 
 
 class _Running(NamedTuple):
@@ -81,7 +85,15 @@ class Processes:
             username=record["user"] if sudo or user else None,
             started_ms=record["started_ms"],
         )
-        self._store.processes.add(process)
+        with self._store.transaction():
+            self._store.processes.add(process)
+            self._context.event(
+                "process.started",
+                found,
+                process=name,
+                command=shlex.join((command, *args))[:_LONGEST_COMMAND],
+                user=record["user"],
+            )
         self._follow(found, process)
         return process
 
@@ -172,6 +184,7 @@ class Processes:
         if found.status is ProcessStatus.RUNNING:
             owner = await self._sessions.require(project, session, Operation.SIGNAL)
             await self._context.driver.signal(self._context.ref(owner), number, process)
+            self._context.event("process.signalled", owner, process=process, signal=number)
         return self.get(project, session, process)
 
     async def write_stdin(

@@ -89,6 +89,9 @@ class Sandboxes:
         sandbox = self._row(project, name, spec, image, source)
         with self._store.transaction():
             self._store.sandboxes.add(sandbox)
+            self._context.record(
+                "sandbox.created", project, sandbox=(sandbox.id, name), image=image, source=_origin(spec)
+            )
             session = self._sessions.record_locked(
                 sandbox, source=source, interactive=spec.interactive, first=True
             )
@@ -97,17 +100,17 @@ class Sandboxes:
         try:
             session = await self._sessions.boot_locked(sandbox, session, fill)
         except BaseException:
-            await self._undo_create(project, name, session)
+            await self._undo_create(sandbox, session)
             raise
         return Started(
             self._store.sandboxes.get(project, name), self._sessions.get(project, session.id), False
         )
 
-    async def _undo_create(self, project: str, name: str, session: Session) -> None:
+    async def _undo_create(self, sandbox: Sandbox, session: Session) -> None:
         current = self._store.sessions.find(session.id)
         if current is not None and current.status not in TERMINAL:
             await self._sessions.stop_locked(current, keep=False)
-        self._store.sandboxes.delete(project, name)
+        self._context.forget(sandbox)
         self._remove_sessions([session.id])
 
     def _check_room(self, project: str, name: str) -> None:
@@ -270,6 +273,9 @@ class Sandboxes:
                 await self._snapshots.apply_retention(updated)
             if "ports" in changes:
                 await self._publish_ports(updated)
+            self._context.record(
+                "sandbox.updated", project, sandbox=(updated.id, name), fields=sorted(wanted)
+            )
             return updated
 
     async def _publish_ports(self, sandbox: Sandbox) -> None:
@@ -289,6 +295,7 @@ class Sandboxes:
             network_policy=policies.to_stored(policy),
         )
         await self._context.network.set_policy(updated)
+        self._context.event("session.policy-changed", updated)
         return updated
 
     # --- destroy -----------------------------------------------------------------------------------------
@@ -307,7 +314,7 @@ class Sandboxes:
             orphans = self._store.snapshots.orphans(project, sandbox.id) if delete_orphan_snapshots else []
             ended = [row.id for row in self._all_sessions(project, sandbox)]
             sandbox = self._store.sandboxes.get(project, name)
-            self._store.sandboxes.delete(project, name)
+            self._context.forget(sandbox)
         for snapshot in orphans:
             await self._snapshots.delete(project, snapshot.id)
         self._remove_sessions(ended)
@@ -370,6 +377,18 @@ _SPREAD = {
 
 def _columns_of(changes: Mapping[str, Any]) -> set[str]:
     return {column for name in changes for column in _SPREAD.get(name, (name,))}
+
+
+def _origin(spec: SandboxSpec) -> str | None:
+    """What it was filled with, for people."""
+    match spec.source:
+        case SnapshotSource(snapshot_id):
+            return snapshot_id
+        case GitSource():
+            return "git"
+        case TarballSource():
+            return "tarball"
+    return None
 
 
 def _duration(value_ms: int | None) -> timedelta | None:

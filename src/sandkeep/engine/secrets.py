@@ -46,6 +46,7 @@ class Secrets:
         nonce = os.urandom(_NONCE)
         sealed = nonce + self._cipher().encrypt(nonce, value.encode(), _binding(project, name))
         self._store.put(project, name, sealed, now_ms=self._context.now_ms())
+        self._context.record("secret.set", project, name=name)
         await self._context.network.refresh_secret(project, name)
         found = self._store.find(project, name)
         assert found is not None
@@ -57,6 +58,7 @@ class Secrets:
     async def remove(self, project: str, name: str) -> None:
         """Forget a value. Requests whose rules refer to it are refused from now on."""
         self._store.delete(project, name)
+        self._context.record("secret.removed", project, name=name)
         await self._context.network.refresh_secret(project, name)
 
     def exists(self, project: str, name: str) -> bool:

@@ -396,13 +396,15 @@ class Sessions:
                 )
             deadline = (found.deadline_ms or self._context.now_ms()) + by_ms
             await self._context.driver.set_deadline(self._context.ref(found), deadline)
-            return self._store.sessions.update(
+            extended = self._store.sessions.update(
                 project,
                 session,
                 now_ms=self._context.now_ms(),
                 timeout_ms=timeout,
                 deadline_ms=deadline,
             )
+            self._context.event("session.extended", extended, by_ms=by_ms)
+            return extended
 
     async def checkpoint(
         self, project: str, session: str, *, lifetime_ms: int | None = None
@@ -493,7 +495,7 @@ class Sessions:
         self._context.event("session.failed", session, error=reason)
         sandbox = self._sandbox_of(session)
         if sandbox is not None and sandbox.created_ms == session.requested_ms:
-            self._store.sandboxes.delete(sandbox.project, sandbox.name)
+            self._context.forget(sandbox)
 
 
 def _snapshot_id(session: Session) -> str:

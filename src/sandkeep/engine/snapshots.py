@@ -40,6 +40,9 @@ class Snapshots:
         before = self.get(project, snapshot)
         deleted = self._store.snapshots.delete(project, snapshot, now_ms=self._context.now_ms())
         if before.status is SnapshotStatus.CREATED:
+            box = self._store.sandboxes.find_by_id(project, before.sandbox) if before.sandbox else None
+            named = (before.sandbox, None if box is None else box.name)
+            self._context.record("snapshot.deleted", project, sandbox=named, snapshot=snapshot)
             await self._context.storage.call("layer.release", layer=before.layer, holder=before.id)
             self._context.spawn(collect(self._context), "collect layers", finish=True)
         return deleted

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from sandkeep.engine.context import ACTOR
 from sandkeep.engine.engine import Engine
 from sandkeep.errors import InvalidRequest, SandkeepError, StdinStalled
 from sandkeep.server.auth import Auth, Caller, Scope
@@ -184,6 +185,7 @@ class App:
     async def _answer(self, endpoint: Endpoint, call: Call, send: Send) -> None:
         if not endpoint.route.public:
             call.caller = self.auth.identify(call.request)
+            ACTOR.set(call.caller.actor)
         reply = await endpoint.handler(call)
         if "session" in call.params:
             self.engine.upkeep.touch(call.params["session"])

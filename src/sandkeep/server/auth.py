@@ -137,7 +137,32 @@ def create_token(
         }
         text = sign(jwt_key, claims)
     expires = None if lifetime_ms is None else now + lifetime_ms
-    return text, store.tokens.add(token_id, text, project=row.id, name=name, now_ms=now, expires_ms=expires)
+    with store.transaction():
+        made = store.tokens.add(token_id, text, project=row.id, name=name, now_ms=now, expires_ms=expires)
+        _record(store, "token.created", made, now)
+    return text, made
+
+
+def revoke_token(store: Store, project: str, token_id: str) -> Token:
+    """End a token for good."""
+    now = now_ms()
+    with store.transaction():
+        ended = store.tokens.revoke(project, token_id, now_ms=now)
+        if ended.revoked_ms == now:
+            _record(store, "token.revoked", ended, now)
+    return ended
+
+
+def _record(store: Store, kind: str, token: Token, now: int) -> None:
+    """Tokens are made and ended by whoever can write to the data directory, with or without a server."""
+    store.events.add(
+        new_id("evt", now_ms=now),
+        kind,
+        time_ms=now,
+        project=token.project,
+        data={"token": token.id, "name": token.name},
+        actor=f"user:{os.geteuid()}",
+    )
 
 
 # --- requests ------------------------------------------------------------------------------------------
@@ -149,6 +174,12 @@ class Caller:
 
     project: Project | None = None
     token: str | None = None
+    uid: int | None = None
+
+    @property
+    def actor(self) -> str:
+        """What events call it."""
+        return f"user:{self.uid}" if self.token is None else f"token:{self.token}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +206,7 @@ class Auth:
         peer = (request.scope.get("state") or {}).get("peer")
         if peer is not None:
             if peer.uid in self._uids:
-                return Caller()
+                return Caller(uid=peer.uid)
             raise AccessDenied("this socket belongs to another user")
         header = request.header(b"authorization") or b""
         scheme, _, text = header.decode("latin-1").partition(" ")

@@ -201,6 +201,8 @@ def event(row: Event) -> EventObject:
         sequence=row.sequence,
         time=row.time_ms,
         kind=row.kind,
+        actor=row.actor or UNSET,
+        sandbox_name=row.sandbox_name or UNSET,
         session_id=row.session or UNSET,
         data=dict(row.data),
     )

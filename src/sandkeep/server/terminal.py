@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
+from sandkeep.engine.context import ACTOR
 from sandkeep.engine.engine import Engine
 from sandkeep.errors import (
     ExecutableNotFound,
@@ -49,6 +50,7 @@ class _Ticket(NamedTuple):
     session: str
     user: str | None
     until: float
+    actor: str | None
 
 
 class Terminals:
@@ -67,7 +69,7 @@ class Terminals:
                 break  # they are in the order they were issued
             del self._tickets[ticket]
         ticket = secrets.token_urlsafe(32)
-        self._tickets[ticket] = _Ticket(project, session, user, now + TICKET_SECONDS)
+        self._tickets[ticket] = _Ticket(project, session, user, now + TICKET_SECONDS, ACTOR.get())
         return ticket
 
     def _redeem(self, scope: Scope) -> _Ticket | None:
@@ -87,6 +89,7 @@ class Terminals:
         if redeemed is None:
             await send({"type": "websocket.close", "code": _REFUSED})
             return
+        ACTOR.set(redeemed.actor)
         await send({"type": "websocket.accept"})
         task = asyncio.current_task()
         assert task is not None

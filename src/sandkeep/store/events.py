@@ -1,11 +1,13 @@
 """Events: what happened, in the order it was recorded.
 
 Pages follow the sequence number, not the clock, so a reader going forward misses nothing that is recorded
-later.
+later. Who waits for more is woken when something is recorded through the same object; what another process
+records is seen at the next look.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +24,8 @@ RECORDED = Sort("recorded", "events.sequence", int)
 class Events:
     def __init__(self, db: Database) -> None:
         self._db = db
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        """By project or sandbox."""
 
     def add(
         self,
@@ -31,14 +35,16 @@ class Events:
         time_ms: int,
         project: str,
         sandbox: str | None = None,
+        sandbox_name: str | None = None,
         session: str | None = None,
         data: Mapping[str, Any] | None = None,
+        actor: str | None = None,
     ) -> Event:
         """Record an event; sandbox and session are ids."""
         body = data or {}
         found = self._db.one(
-            "INSERT INTO events (id, time_ms, project, sandbox, session, kind, data)"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING sequence",
+            "INSERT INTO events (id, time_ms, project, sandbox, session, kind, data, actor, sandbox_name)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) RETURNING sequence",
             event_id,
             time_ms,
             project,
@@ -46,8 +52,14 @@ class Events:
             session,
             kind,
             JSON.encode(body),
+            actor,
+            sandbox_name,
         )
         assert found is not None
+        for key in (project, sandbox):
+            for waiter in self._waiting.pop(key or "", ()):
+                if not waiter.done():
+                    waiter.set_result(None)
         return Event(
             sequence=found[0],
             id=event_id,
@@ -57,7 +69,26 @@ class Events:
             session=session,
             kind=kind,
             data=body,
+            actor=actor,
+            sandbox_name=sandbox_name,
         )
+
+    async def wait(self, project: str, sandbox: str | None, seconds: float) -> bool:
+        """Until something is recorded in a project or about one of its sandboxes; whether it was in time."""
+        key = sandbox or project
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, set()).add(waiter)
+        try:
+            await asyncio.wait_for(waiter, seconds)
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            waiting = self._waiting.get(key)
+            if waiting is not None:
+                waiting.discard(waiter)
+                if not waiting:
+                    del self._waiting[key]
 
     def page(
         self,

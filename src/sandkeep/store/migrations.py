@@ -30,7 +30,12 @@ def secrets(db: Database) -> None:
     )
 
 
-STEPS: tuple[Step, ...] = (first_schema, secrets)
+def actors(db: Database) -> None:
+    db.run("ALTER TABLE events ADD COLUMN actor TEXT")
+    db.run("ALTER TABLE events ADD COLUMN sandbox_name TEXT")
+
+
+STEPS: tuple[Step, ...] = (first_schema, secrets, actors)
 
 
 def migrate(db: SqliteDatabase, *, now_ms: int, steps: Sequence[Step] = STEPS) -> int:

@@ -247,3 +247,7 @@ class Event:
     session: str | None
     kind: str
     data: Mapping[str, Any] = field(default_factory=dict, metadata=JSON.column)
+    actor: str | None = None
+    """Who had it done: ``token:`` and its id, or ``user:`` and a number; nobody when it came by itself."""
+    sandbox_name: str | None = None
+    """What the sandbox was called, which may be gone by now."""

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sandkeep.sync.streams import ByteReader, StdinWriter, TextReader
     from sandkeep.sync.terminal import Terminal
     from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
+    from sandkeep.sdk.history import Event
     from sandkeep.sdk.images import Image, Pulled
     from sandkeep.sdk.network import NetworkEvent, Secret
     from sandkeep.sdk.queries import (
@@ -133,6 +134,7 @@ _WHERE = {
     "sync.streams": "ByteReader StdinWriter TextReader",
     "sync.terminal": "Terminal",
     "sdk.bodies": "Configuration Duration NewConfiguration",
+    "sdk.history": "Event",
     "sdk.images": "Image Pulled",
     "sdk.network": "NetworkEvent Secret",
     "sdk.queries": "DriveQuery DriveQueryByCreated DriveQueryByName DriveQueryByUpdated SandboxQuery "
@@ -160,6 +162,7 @@ __all__ = [
     "DriveQueryByName",
     "DriveQueryByUpdated",
     "Duration",
+    "Event",
     "FileChange",
     "FileKind",
     "FileStat",

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Unpack
 
 from sandkeep.errors import NameTaken, NotFound, SnapshotGone
 from sandkeep.sdk import bodies
+from sandkeep.sync.events import events
 from sandkeep.sync.images import Images
 from sandkeep.sync.listing import fetch_drives, fetch_sessions, fetch_snapshots, with_cursor
 from sandkeep.sync.paging import Listing, Page
@@ -15,6 +18,7 @@ from sandkeep.sync.sandbox import BOOT_SECONDS, Hook, Sandbox, start_fork
 from sandkeep.sync.secrets import Secrets
 from sandkeep.sync.transport import Transport, read, segment
 from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
+from sandkeep.sdk.history import Event
 from sandkeep.sdk.queries import (
     DriveQuery,
     DriveQueryByCreated,
@@ -311,6 +315,20 @@ class Client:
     def query_drives(self, query: DriveQuery | None = None) -> Listing[Drive]:
         """Drives of the project, newest first unless the query says otherwise."""
         return Listing(fetch_drives(self._transport, query or DriveQueryByCreated()))
+
+    # --- events ------------------------------------------------------------------------------------------
+
+    def events(self, *, kind: str | None = None, follow: bool = False) -> Generator[Event, None, None]:
+        """What happened in the project, and who had it done, oldest first.
+
+        Args:
+            kind: only events whose kind begins so: ``sandbox.`` or ``secret.set``.
+            follow: go on as things happen, until you stop iterating; otherwise stop at what is there.
+        """
+        found = events(self._transport, kind=kind, follow=follow)
+        with closing(found):
+            for event in found:
+                yield Event.of(event)
 
     # --- how ---------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from sandkeep.errors import (
     SessionStopping,
 )
 from sandkeep.sdk import bodies
-from sandkeep.sync.events import followed, recorded
+from sandkeep.sync.events import events
 from sandkeep.sync.listing import fetch_sessions, fetch_snapshots, snapshot_tree
 from sandkeep.sync.paging import Listing
 from sandkeep.sync.process import Process
@@ -26,6 +26,7 @@ from sandkeep.sync.running import Runner, SandboxUser
 from sandkeep.sync.transport import Transport, read, segment
 from sandkeep.sdk.bodies import UNCHANGED, Configuration, Duration, Unchanged
 from sandkeep.sdk.blocking import shielded
+from sandkeep.sdk.history import Event
 from sandkeep.sdk.known import KnownSandbox
 from sandkeep.sdk.network import NetworkEvent
 from sandkeep.sdk.queries import SessionQuery, SnapshotQuery
@@ -276,10 +277,22 @@ class Sandbox(KnownSandbox, Runner):
         Yields:
             Decisions about names, connections and requests, and connections that were closed, with bytes.
         """
-        read_events = followed if follow else recorded
-        with closing(read_events(self._transport, self.name)) as events:
-            for event in events:
-                yield event
+        found = events(self._transport, sandbox=self.name, kind="network.", follow=follow)
+        with closing(found):
+            for event in found:
+                yield NetworkEvent.of(event)
+
+    def events(self, *, kind: str | None = None, follow: bool = False) -> Generator[Event, None, None]:
+        """What happened to it, and who had it done, oldest first. Never starts a session.
+
+        Args:
+            kind: only events whose kind begins so: ``process.`` or ``session.ended``.
+            follow: go on as things happen, until you stop iterating; otherwise stop at what is there.
+        """
+        found = events(self._transport, sandbox=self.name, kind=kind, follow=follow)
+        with closing(found):
+            for event in found:
+                yield Event.of(event)
 
     def sessions(self, query: SessionQuery | None = None) -> Listing[Session]:
         """Its sessions, newest first."""

@@ -236,6 +236,9 @@ class EventObject(Object, kw_only=True, frozen=True):
     sequence: int
     time: int
     kind: str
+    actor: str | UnsetType = UNSET
+    """Who had it done: a token or a user of the machine; absent for what came by itself or from inside."""
+    sandbox_name: str | UnsetType = UNSET
     session_id: str | UnsetType = UNSET
     data: dict[str, Any]
 

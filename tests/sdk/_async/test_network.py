@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import aclosing
 
 import pytest
@@ -55,6 +56,27 @@ async def test_what_the_network_did_is_told_oldest_first_and_then_as_it_happens(
         recorded = [event async for event in box.network_events()]
         assert recorded[: len(seen)] == seen
         assert box.status.is_final
+
+
+async def test_what_happened_is_told_with_who_had_it_done_also_when_the_sandbox_is_gone(name: str) -> None:
+    async with sandkeep.create_sandbox(name) as box:
+        await box.run_process("true")
+        told = [event async for event in box.events()]
+        assert [event.kind for event in told] == ["sandbox.created", "session.started", "process.started"]
+        assert {event.sandbox_name for event in told} == {name}
+        assert {event.actor for event in told} == {f"user:{os.geteuid()}"}
+        assert told[-1].session_id == box.current_session.id
+        assert told[-1].data["command"] == "true"
+        assert [event async for event in box.events(kind="process.")] == told[-1:]
+        async with aclosing(box.events(kind="files.", follow=True)) as events:
+            await box.fs.write_text("file", "text")
+            async for event in events:
+                assert event.data["path"].endswith("file")
+                break
+    async with sandkeep.Client() as client:
+        mine = [event.kind async for event in client.events() if event.sandbox_name == name]
+    assert mine[:3] == [event.kind for event in told]
+    assert mine[-1] == "sandbox.destroyed"
 
 
 async def test_a_sandbox_that_is_gone_has_no_events(name: str) -> None:

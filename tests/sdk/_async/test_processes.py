@@ -17,6 +17,7 @@ from sandkeep.errors import (
     ProcessTimeout,
     StdinUnavailable,
 )
+from tests.patience import ENOUGH, longer_and_longer
 
 pytestmark = pytest.mark.anyio
 
@@ -86,24 +87,31 @@ async def test_a_missing_program_is_an_error_of_its_own() -> None:
 
 async def test_a_timeout_kills_and_keeps_what_was_printed() -> None:
     async with sandkeep.create_sandbox() as box:
-        began = time.monotonic()
-        with pytest.raises(ProcessTimeout) as late:
-            script = "echo so far; sleep 60"
-            await box.run_process("sh", ["-c", script], timeout=0.5, capture_output=True)
-        assert time.monotonic() - began < 10
-        assert late.value.stdout == b"so far\n" and late.value.timeout == 0.5
+        for milliseconds in longer_and_longer(500):
+            began = time.monotonic()
+            with pytest.raises(ProcessTimeout) as late:
+                script = "echo so far; sleep 600"
+                limit = milliseconds / 1000
+                await box.run_process("sh", ["-c", script], timeout=limit, capture_output=True)
+            assert time.monotonic() - began < limit + ENOUGH
+            if late.value.stdout:
+                break
+        assert late.value.stdout == b"so far\n" and late.value.timeout == limit
         process = await box.get_process(late.value.process)
-        assert await process.wait(timeout=5) == 137
+        assert await process.wait(timeout=ENOUGH) == 137
 
 
 async def test_kill_after_ends_it_from_the_other_side_with_its_output() -> None:
     async with sandkeep.create_sandbox() as box:
-        done = await box.run_process(
-            "sh",
-            ["-c", "echo so far; sleep 60 & sleep 60"],
-            kill_after=timedelta(seconds=0.5),
-            capture_output=True,
-        )
+        for limit in longer_and_longer(500):
+            done = await box.run_process(
+                "sh",
+                ["-c", "echo so far; sleep 60 & sleep 60"],
+                kill_after=timedelta(milliseconds=limit),
+                capture_output=True,
+            )
+            if done.stdout:
+                break
         assert (done.returncode, done.stdout) == (137, b"so far\n")
 
 
@@ -117,10 +125,11 @@ async def test_a_handle_waits_polls_and_signals() -> None:
         assert await process.wait() == 143
         await process.kill()
         assert process.returncode == 143, "it had ended"
-        ended = await box.create_process("sh", ["-c", "trap 'exit 5' USR1; while :; do sleep 0.05; done"])
-        await box.run_process("sleep", ["0.2"])
+        script = "trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done"
+        ended = await box.create_process("sh", ["-c", script])
+        assert await ended.stdout.readline() == b"ready\n"
         await ended.send_signal("usr1")
-        assert await ended.wait(timeout=10) == 5
+        assert await ended.wait(timeout=ENOUGH) == 5
         with pytest.raises(InvalidRequest):
             await ended.send_signal("nonsense")
 
@@ -150,9 +159,12 @@ async def test_communicate_returns_everything_and_keeps_it_on_a_timeout() -> Non
     async with sandkeep.create_sandbox() as box:
         process = await box.create_process("sh", ["-c", "cat; echo end >&2"], stdin=True)
         assert await process.communicate(b"input") == (b"input", b"end\n")
-        process = await box.create_process("sh", ["-c", "echo early; sleep 60"])
-        with pytest.raises(ProcessTimeout) as late:
-            await process.communicate(timeout=0.3)
+        process = await box.create_process("sh", ["-c", "echo early; sleep 600"])
+        for milliseconds in longer_and_longer(300):
+            with pytest.raises(ProcessTimeout) as late:
+                await process.communicate(timeout=milliseconds / 1000)
+            if late.value.stdout:
+                break
         assert late.value.stdout == b"early\n"
         assert await process.poll() is None, "communicate does not kill"
         with pytest.raises(StdinUnavailable):
@@ -162,10 +174,14 @@ async def test_communicate_returns_everything_and_keeps_it_on_a_timeout() -> Non
 
 async def test_the_log_is_read_from_any_offset_any_number_of_times_and_after_the_session() -> None:
     async with sandkeep.create_sandbox() as box:
-        process = await box.create_process(
-            "sh", ["-c", "echo one; sleep 0.1; echo two >&2; sleep 0.1; echo 3"]
-        )
-        first = [chunk async for chunk in process.output()]
+        script = "echo one; read line; echo two >&2; read line; echo 3"
+        process = await box.create_process("sh", ["-c", script], stdin=True)
+        assert process.stdin is not None
+        first = []
+        async for chunk in process.output():
+            first.append(chunk)
+            if chunk.offset < 8:
+                await process.stdin.write("\n")
         streams = [chunk.stream.value for chunk in first if isinstance(chunk, sandkeep.OutputChunk)]
         assert streams == ["stdout", "stderr", "stdout"]
         assert [chunk.offset for chunk in first] == [0, 4, 8]
@@ -254,4 +270,4 @@ async def test_a_terminal_is_told_its_new_size_and_hung_up_on_exit() -> None:
             while b"11 44" not in shown:
                 shown += await terminal.read()
         process = (await box.processes())[0]
-        assert await process.wait(timeout=10) != 0
+        assert await process.wait(timeout=ENOUGH) != 0

@@ -15,6 +15,7 @@ from sandkeep.errors import (
     StreamClosed,
     TransportError,
 )
+from tests.patience import ENOUGH
 from tests.sdk.scripted import DROP, HANG, Scripted, json_answer, refusal
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +35,7 @@ async def test_a_server_that_says_when_is_asked_then() -> None:
         async with sandkeep.Client(server.url) as client:
             began = time.monotonic()
             await client.query_sandboxes().page()
-            assert 0.9 < time.monotonic() - began < 5
+            assert 0.9 < time.monotonic() - began < ENOUGH
 
 
 async def test_a_server_that_wants_too_much_patience_is_an_error() -> None:
@@ -79,7 +80,7 @@ async def test_no_answer_in_time_is_an_error_of_its_own() -> None:
             began = time.monotonic()
             with pytest.raises(RequestTimeout):
                 await client.query_sandboxes().page()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < ENOUGH
 
 
 async def test_nobody_there_is_an_error_of_its_own() -> None:
@@ -137,7 +138,7 @@ async def test_a_log_that_keeps_breaking_off_is_an_error_in_the_end() -> None:
     from sandkeep.wire.objects import CommandObject
 
     with Scripted(*[json_answer({})] * 20) as server:
-        transport = Transport(resolve(server.url, None, None, None), timeout=5)
+        transport = Transport(resolve(server.url, None, None, None), timeout=ENOUGH)
         process = Process(transport, decode(CommandObject, encode(shown)), stdin=False)
         with pytest.raises(StreamClosed):
             await process.stdout.read()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 
 import pytest
@@ -54,6 +55,27 @@ def test_what_the_network_did_is_told_oldest_first_and_then_as_it_happens(name: 
         recorded = [event for event in box.network_events()]
         assert recorded[: len(seen)] == seen
         assert box.status.is_final
+
+
+def test_what_happened_is_told_with_who_had_it_done_also_when_the_sandbox_is_gone(name: str) -> None:
+    with sandkeep.create_sandbox(name) as box:
+        box.run_process("true")
+        told = [event for event in box.events()]
+        assert [event.kind for event in told] == ["sandbox.created", "session.started", "process.started"]
+        assert {event.sandbox_name for event in told} == {name}
+        assert {event.actor for event in told} == {f"user:{os.geteuid()}"}
+        assert told[-1].session_id == box.current_session.id
+        assert told[-1].data["command"] == "true"
+        assert [event for event in box.events(kind="process.")] == told[-1:]
+        with closing(box.events(kind="files.", follow=True)) as events:
+            box.fs.write_text("file", "text")
+            for event in events:
+                assert event.data["path"].endswith("file")
+                break
+    with sandkeep.Client() as client:
+        mine = [event.kind for event in client.events() if event.sandbox_name == name]
+    assert mine[:3] == [event.kind for event in told]
+    assert mine[-1] == "sandbox.destroyed"
 
 
 def test_a_sandbox_that_is_gone_has_no_events(name: str) -> None:

@@ -1,4 +1,4 @@
-"""What happened on a sandbox's network, read from the server's events."""
+"""What happened, read from the server's events: what is there, or as it happens."""
 
 from __future__ import annotations
 
@@ -10,41 +10,50 @@ from sandkeep.sdk import retry
 from sandkeep.sdk._async.listing import with_cursor
 from sandkeep.sdk._async.transport import QUIET_SECONDS, Transport, read, records
 from sandkeep.sdk.concurrent import sleep
-from sandkeep.sdk.network import NetworkEvent
-from sandkeep.wire.additions import EventPage, EventRecord
+from sandkeep.wire.additions import EventObject, EventPage, EventRecord
 
 _PAGE = "100"
 
 
-def _query(sandbox: str) -> dict[str, str]:
-    return {"name": sandbox, "kindPrefix": "network.", "sortOrder": "asc", "limit": _PAGE}
+async def events(
+    transport: Transport, *, sandbox: str | None = None, kind: str | None = None, follow: bool = False
+) -> AsyncGenerator[EventObject, None]:
+    """Those of a project or one sandbox whose kind begins so, oldest first."""
+    query = {"sortOrder": "asc", "limit": _PAGE}
+    if sandbox is not None:
+        query["name"] = sandbox
+    if kind is not None:
+        query["kindPrefix"] = kind
+    async with aclosing((_followed if follow else _recorded)(transport, query)) as found:
+        async for event in found:
+            yield event
 
 
-async def recorded(transport: Transport, sandbox: str) -> AsyncGenerator[NetworkEvent, None]:
+async def _recorded(transport: Transport, query: dict[str, str]) -> AsyncGenerator[EventObject, None]:
     """What is there, oldest first."""
     cursor: str | None = None
     while True:
-        answer = await transport.request("GET", "/v1/events", query=with_cursor(_query(sandbox), cursor))
+        answer = await transport.request("GET", "/v1/events", query=with_cursor(query, cursor))
         page = read(EventPage, answer)
         for event in page.events:
-            yield NetworkEvent.of(event)
+            yield event
         cursor = page.pagination.next
         if cursor is None:
             return
 
 
-async def followed(transport: Transport, sandbox: str) -> AsyncGenerator[NetworkEvent, None]:
+async def _followed(transport: Transport, query: dict[str, str]) -> AsyncGenerator[EventObject, None]:
     """What is there and then what happens; a connection lost on the way is made again and misses nothing."""
     cursor: str | None = None
     attempt = 0
     while True:
         try:
-            async with aclosing(_records(transport, sandbox, cursor)) as found:
+            async with aclosing(_records(transport, query, cursor)) as found:
                 async for record in found:
                     attempt = 0
                     cursor = record.cursor
-                    yield NetworkEvent.of(record.event)
-            raise StreamClosed("the stream of events ended", sandbox=sandbox)
+                    yield record.event
+            raise StreamClosed("the stream of events ended")
         except TransportError:
             attempt += 1
             if attempt > 2 * retry.ATTEMPTS:
@@ -53,9 +62,9 @@ async def followed(transport: Transport, sandbox: str) -> AsyncGenerator[Network
 
 
 async def _records(
-    transport: Transport, sandbox: str, cursor: str | None
+    transport: Transport, query: dict[str, str], cursor: str | None
 ) -> AsyncGenerator[EventRecord, None]:
-    query = with_cursor({**_query(sandbox), "follow": "true"}, cursor)
+    query = with_cursor({**query, "follow": "true"}, cursor)
     async with (
         transport.stream("GET", "/v1/events", query=query, timeout=QUIET_SECONDS) as answer,
         aclosing(records(EventRecord, answer)) as lines,

@@ -16,7 +16,7 @@ from sandkeep.errors import (
     SessionStopping,
 )
 from sandkeep.sdk import bodies
-from sandkeep.sdk._async.events import followed, recorded
+from sandkeep.sdk._async.events import events
 from sandkeep.sdk._async.listing import fetch_sessions, fetch_snapshots, snapshot_tree
 from sandkeep.sdk._async.paging import Listing
 from sandkeep.sdk._async.process import Process
@@ -25,6 +25,7 @@ from sandkeep.sdk._async.running import Runner, SandboxUser
 from sandkeep.sdk._async.transport import Transport, read, segment
 from sandkeep.sdk.bodies import UNCHANGED, Configuration, Duration, Unchanged
 from sandkeep.sdk.concurrent import Opening, shielded
+from sandkeep.sdk.history import Event
 from sandkeep.sdk.known import KnownSandbox
 from sandkeep.sdk.network import NetworkEvent
 from sandkeep.sdk.queries import SessionQuery, SnapshotQuery
@@ -275,10 +276,22 @@ class Sandbox(KnownSandbox, Runner):
         Yields:
             Decisions about names, connections and requests, and connections that were closed, with bytes.
         """
-        read_events = followed if follow else recorded
-        async with aclosing(read_events(self._transport, self.name)) as events:
-            async for event in events:
-                yield event
+        found = events(self._transport, sandbox=self.name, kind="network.", follow=follow)
+        async with aclosing(found):
+            async for event in found:
+                yield NetworkEvent.of(event)
+
+    async def events(self, *, kind: str | None = None, follow: bool = False) -> AsyncGenerator[Event, None]:
+        """What happened to it, and who had it done, oldest first. Never starts a session.
+
+        Args:
+            kind: only events whose kind begins so: ``process.`` or ``session.ended``.
+            follow: go on as things happen, until you stop iterating; otherwise stop at what is there.
+        """
+        found = events(self._transport, sandbox=self.name, kind=kind, follow=follow)
+        async with aclosing(found):
+            async for event in found:
+                yield Event.of(event)
 
     def sessions(self, query: SessionQuery | None = None) -> Listing[Session]:
         """Its sessions, newest first."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
 from sandkeep.server import show
 from sandkeep.server.http import Reply, Stream, json_reply
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from sandkeep.server.app import Call
 
 table = Table("events")
-
-LOOK_SECONDS: Final = 0.25
-"""Between looks for new events; a look is one indexed query."""
 
 
 @table.route(
@@ -62,34 +59,35 @@ async def list_events(call: Call) -> Reply | Stream:
         def over() -> bool:
             return sandbox is not None and store.sandboxes.find_by_id(scope.project, sandbox) is None
 
-        return Stream(NDJSON, _follow(page, query.cursor, from_now=from_now, over=over))
+        wait = partial(store.events.wait, scope.project, sandbox, HEARTBEAT_SECONDS)
+        return Stream(NDJSON, _follow(page, query.cursor, wait, from_now=from_now, over=over))
     found = page(page_request(query.limit, query.cursor, query.sort_order))
     shown = EventPage(events=[show.event(row) for row in found.items], pagination=show.pagination(found))
     return json_reply(shown)
 
 
 async def _follow(
-    page: Callable[[PageRequest], Page[Event]], cursor: str, *, from_now: bool, over: Callable[[], bool]
+    page: Callable[[PageRequest], Page[Event]],
+    cursor: str,
+    wait: Callable[[], Awaitable[bool]],
+    *,
+    from_now: bool,
+    over: Callable[[], bool],
 ) -> AsyncGenerator[bytes, None]:
     """Records of an event and the cursor that goes on after it, until nothing can happen any more."""
     forward = PageRequest(limit=100, order="asc", cursor=cursor or None)
     if not cursor and from_now:
         newest = page(PageRequest(limit=1)).items
         cursor = _after(newest[0]) if newest else ""
-    quiet = 0.0
     while True:
         found = page(replace(forward, cursor=cursor or None)).items
         if found:
             cursor = _after(found[-1])
-            quiet = 0.0
             yield b"".join(record(EventRecord(event=show.event(row), cursor=_after(row))) for row in found)
             continue
         if over():
             return
-        await asyncio.sleep(LOOK_SECONDS)
-        quiet += LOOK_SECONDS
-        if quiet >= HEARTBEAT_SECONDS:
-            quiet = 0.0
+        if not await wait():
             yield HEARTBEAT
 
 

@@ -191,6 +191,7 @@ async def write_content(call: Call) -> Reply:
         if upload is not None:
             with closing(upload):
                 done = await call.request.lend(upload)
+            files.changed(scope.project, session, "write", query.path, bytes=done["bytes_written"])
             return json_reply(Written(bytes_written=done["bytes_written"]))
     written = await files.write(scope.project, session, query.path, call.upload(), **arguments)
     return json_reply(Written(bytes_written=written))

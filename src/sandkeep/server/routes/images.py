@@ -52,7 +52,7 @@ async def list_images(call: Call) -> Reply:
 )
 async def pull_image(call: Call) -> Stream:
     body = await call.body(PullBody)
-    call.scope()
+    project = call.scope(make=True).project
     username, password = given(body.username, ""), given(body.password, "")
     if bool(username) != bool(password):
         raise InvalidRequest("username and password go together", field="password")
@@ -61,10 +61,10 @@ async def pull_image(call: Call) -> Stream:
         arguments["auth"] = [username, password]
     if platform := given(body.platform, ""):
         arguments["platform"] = platform
-    return Stream(NDJSON, _pulling(call, arguments))
+    return Stream(NDJSON, _pulling(call, project, arguments))
 
 
-async def _pulling(call: Call, arguments: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+async def _pulling(call: Call, project: str, arguments: dict[str, Any]) -> AsyncGenerator[bytes, None]:
     """Records. A client that goes away does not end the pull: the next one finds what has arrived."""
     news: asyncio.Queue[PullProgress | None] = asyncio.Queue()
     pull = asyncio.create_task(
@@ -94,7 +94,9 @@ async def _pulling(call: Call, arguments: dict[str, Any]) -> AsyncGenerator[byte
             if item is None:
                 break
             yield record(PullRecord(progress=item))
-        yield record(PullRecord(image=_shown(pull.result())))
+        pulled = pull.result()
+        call.engine.record("image.pulled", project, image=pulled["id"], name=arguments["reference"])
+        yield record(PullRecord(image=_shown(pulled)))
     except SandkeepError as error:
         yield record(PullRecord(error=error.to_json()))
     finally:
@@ -117,7 +119,9 @@ async def import_image(call: Call) -> Reply:
         if body.kind not in ("oci-layout", "docker-archive"):
             raise InvalidRequest(f"a {body.kind} holds one image only", field="reference")
         arguments["reference" if body.kind == "oci-layout" else "tag"] = chosen
+    project = call.scope(make=True).project
     made = await call.engine.storage.call("image.import", **arguments)
+    call.engine.record("image.imported", project, image=made["id"], name=body.name)
     return json_reply(ImageShown(image=_shown(made)))
 
 
@@ -132,9 +136,10 @@ async def import_image(call: Call) -> Reply:
 )
 async def delete_image(call: Call) -> Reply:
     _only_local(call)
-    name = call.params["image"]
+    name, project = call.params["image"], call.scope(make=True).project
     found = await call.engine.storage.call("image.get", image=name)
     await call.engine.storage.call("image.remove", image=name)
+    call.engine.record("image.deleted", project, image=found["id"], name=name)
     return json_reply(ImageShown(image=_shown(found)))
 
 
