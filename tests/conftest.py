@@ -188,7 +188,7 @@ def _has_subids(name: str) -> int | None:
 
 def _account_tool(*argv: str) -> None:
     """Account tools take a lock that another run may hold for a moment."""
-    for _ in range(20):
+    for _ in range(240):
         done = subprocess.run(argv, capture_output=True, text=True)
         if done.returncode == 0:
             return
@@ -234,7 +234,8 @@ def _processes_of(user: User) -> list[str]:
 def _drop_user(user: User) -> None:
     left = _settled(lambda: _processes_of(user))
     for line in left:
-        os.kill(int(line.split()[0]), 9)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(line.split()[0]), 9)
     _account_tool("userdel", user.name)
     shutil.rmtree(user.home, ignore_errors=True)
     if left:
@@ -281,7 +282,7 @@ def single_user(test_area: Path) -> Iterator[User]:
 # --- nothing left behind -------------------------------------------------------------------------------
 
 
-def _settled(look: Callable[[], list[str]], *, seconds: float = 3.0) -> list[str]:
+def _settled(look: Callable[[], list[str]], *, seconds: float = 10.0) -> list[str]:
     """What is still there after giving asynchronous clean-up a moment."""
     deadline = time.monotonic() + seconds
     while (found := look()) and time.monotonic() < deadline:
@@ -297,7 +298,11 @@ def _mounts() -> list[str]:
 def _descendants(pid: int) -> list[str]:
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue  # that thread has ended
+        for child in children:
             try:
                 found.append(f"{child} {Path(f'/proc/{child}/comm').read_text().strip()}")
                 found += _descendants(int(child))
@@ -357,12 +362,12 @@ class _OwnGroups:
     def processes(self) -> list[str]:
         if self.session is None:
             return _descendants(os.getpid())
-        pids = {
-            int(pid)
-            for path in self.session.paths()
-            for procs in Path(path).rglob("cgroup.procs")
-            for pid in procs.read_text().split()
-        }
+        pids: set[int] = set()
+        for group in [*self.session.paths(), *self.groups()]:
+            try:
+                pids |= set(map(int, Path(group, "cgroup.procs").read_text().split()))
+            except OSError:
+                continue  # that group is being removed
         found = []
         for pid in sorted(pids - {0, os.getpid()}):
             try:
@@ -374,8 +379,12 @@ class _OwnGroups:
     def groups(self) -> list[str]:
         if self.session is None:
             return cgroup.detect().leftovers()
+        # Walked rather than globbed: groups go away meanwhile, and that must not be a failure.
         return [
-            str(entry) for path in self.session.paths() for entry in Path(path).rglob("*") if entry.is_dir()
+            os.path.join(directory, name)
+            for path in self.session.paths()
+            for directory, names, _ in os.walk(path)
+            for name in names
         ]
 
     def leave(self) -> None:
@@ -438,6 +447,11 @@ def test_area() -> Iterator[Path]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from hypothesis import HealthCheck, settings  # here only: other users' processes import this file too
+
+    # How long an example takes says how busy the machine is, and nothing about what is tested.
+    settings.register_profile("sandkeep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("sandkeep")
     if not IS_ROOT and not config.option.basetemp:
         # Where pytest keeps what tests wrote it cannot remove files of our subordinate ids, and says so as
         # an error a few runs later. Here the next run sweeps.

@@ -33,7 +33,7 @@ from tests.conftest import IS_ROOT, User
 from tests.lab import Box, Lab
 
 MODES = ("root", "subuid", "single")
-_SECONDS = 120.0
+_SECONDS = 300.0
 
 Body = Callable[[Lab], Any]
 
@@ -137,7 +137,7 @@ class _Elsewhere:
         self._answers.close()
         self._socket.close()
         try:
-            self._process.wait(30)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -14,6 +14,7 @@ from sandkeep.errors import NotFound
 from sandkeep.store.rows import ACTIVE, Session
 from sandkeep.supervisor.outputlog import Chunk
 from sandkeep.types import SandboxSpec
+from tests.patience import ENOUGH
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class EngineLab:
 
         return self.do(collect())
 
-    def ended(self, session: str, *, seconds: float = 10.0) -> Session:
+    def ended(self, session: str, *, seconds: float = ENOUGH) -> Session:
         """The session once it has come to its end by itself."""
         deadline = time.monotonic() + seconds
         while (found := self.engine.sessions.get(self.project, session)).status in ACTIVE:

@@ -25,6 +25,7 @@ from sandkeep.errors import SandkeepError, SnapshotGone, TransportError
 from sandkeep.store.rows import ACTIVE, ProcessStatus
 from sandkeep.types import SandboxSpec
 from tests.engine.englab import EngineLab, run_script
+from tests.patience import ENOUGH
 
 OPERATIONS = ("create", "stop", "snapshot", "checkpoint", "resume", "fork", "destroy", "run")
 KILLS = 3
@@ -142,7 +143,7 @@ def test_output_of_a_running_process_survives_the_engine(data_dir: str) -> None:
     with EngineLab(data_dir) as lab:
         assert lab.engine.sandboxes.get(lab.project, "talks").session.id == started.session.id
         ended = lab.do(
-            asyncio.wait_for(lab.engine.processes.wait(lab.project, started.session.id, process.id), 30)
+            asyncio.wait_for(lab.engine.processes.wait(lab.project, started.session.id, process.id), ENOUGH)
         )
         assert (ended.status, ended.exit_code) == (ProcessStatus.EXITED, 0)
         text = lab.text(started.session.id, process.id).decode()

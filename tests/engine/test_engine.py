@@ -24,6 +24,7 @@ from sandkeep.errors import (
     TimeoutInvalid,
 )
 from sandkeep.store.rows import ProcessStatus, SessionStatus, SnapshotMethod
+from sandkeep.supervisor.process import now_ms
 from sandkeep.types import Mount, MountMode, SandboxSpec, SnapshotRetention, SnapshotSource
 from tests.engine.englab import EngineLab
 
@@ -150,12 +151,23 @@ def test_destroy_frees_the_name_from_every_state(lab: EngineLab) -> None:
 
 
 def test_the_deadline_behaves_as_stop(lab: EngineLab) -> None:
-    started = lab.create("short", timeout=timedelta(milliseconds=700))
+    started = lab.create("short", timeout=timedelta(minutes=5))
     lab.sh(started.session.id, "echo kept > f; (setsid sleep 60 &)")
+    # Brought near when all is ready for it: how long that takes depends on the machine.
+    ref = lab.engine.sessions._context.ref(started.session)
+    lab.do(lab.engine.driver.set_deadline(ref, now_ms() + 300))
     assert lab.ended(started.session.id).stop_reason == "deadline reached"
     again = lab.do(lab.engine.sandboxes.resume(lab.project, "short"))
     assert lab.sh(again.session.id, "cat f") == "kept\n"
-    assert again.session.timeout_ms == 700
+    assert again.session.timeout_ms == 300_000
+
+
+def test_a_session_ends_at_the_deadline_it_was_given(lab: EngineLab) -> None:
+    first = lab.create("brief", timeout=timedelta(seconds=2))
+    assert lab.ended(first.session.id).stop_reason == "deadline reached"
+    again = lab.do(lab.engine.sandboxes.resume(lab.project, "brief"))
+    assert again.session.timeout_ms == 2000
+    assert lab.ended(again.session.id).stop_reason == "deadline reached"
 
 
 def test_extending_changes_this_session_only_and_has_a_maximum(lab: EngineLab) -> None:

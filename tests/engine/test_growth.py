@@ -12,6 +12,7 @@ import pytest
 from sandkeep.host import worker
 from sandkeep.types import Mount, SandboxSpec, SnapshotSource
 from tests.engine.englab import EngineLab
+from tests.patience import until
 
 DEEP = 30
 """Where chains begin to be folded."""
@@ -32,6 +33,16 @@ def depth(lab: EngineLab, layer: str) -> int:
     return found
 
 
+def until_folded(lab: EngineLab, layer: str) -> None:
+    """Whoever folds may have begun already, and be at it still."""
+
+    def folded() -> bool:
+        lab.do(asyncio.sleep(0.05))
+        return depth(lab, layer) <= DEEP
+
+    until(folded)
+
+
 def write_and_stop(lab: EngineLab, name: str, number: int) -> Any:
     started = lab.do(lab.engine.sandboxes.resume(lab.project, name))
     lab.sh(
@@ -48,7 +59,7 @@ def test_the_layers_below_a_sandbox_are_folded_and_nothing_is_lost(lab: EngineLa
     lab.do(lab.engine.sessions.stop(lab.project, first.session.id))
     snapshots = [write_and_stop(lab, "box", number) for number in range(2 * DEEP)]
     lab.do(lab.engine.upkeep.turn())
-    assert depth(lab, snapshots[-1].layer) <= DEEP
+    until_folded(lab, snapshots[-1].layer)
     again = lab.do(lab.engine.sandboxes.resume(lab.project, "box"))
     assert lab.sh(again.session.id, "cat all").split() == [str(number) for number in range(2 * DEEP)]
     assert lab.sh(again.session.id, "ls -d gone* file*").split() == [
@@ -92,11 +103,7 @@ def test_the_layers_of_a_drive_are_folded_too(lab: EngineLab) -> None:
         lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
     drive = lab.engine.drives.get(lab.project, "store")
     assert drive.layer is not None
-    deadline = 200
-    while depth(lab, drive.layer) > DEEP and deadline:
-        lab.do(asyncio.sleep(0.05))
-        deadline -= 1
-    assert depth(lab, drive.layer) <= DEEP
+    until_folded(lab, drive.layer)
     again = lab.do(lab.engine.sandboxes.resume(lab.project, "box"))
     assert lab.sh(again.session.id, "wc -l < /data/all; ls /data | wc -l").split() == [
         str(DEEP + 5),

@@ -78,7 +78,10 @@ def _fill_the_disk(data_dir: str) -> None:
         ticking = other.start("bash", "-c", "while sleep 0.1; do :; done")
         box = lab.box(name="filler")
         box.sh("echo kept > before")
-        process = box.start("bash", "-c", "echo filling; cat /dev/zero > big; echo status $?; sleep 600")
+        script = "echo filling; read; cat /dev/zero > big; echo status $?; sleep 600"
+        process = box.start("bash", "-c", script, stdin=True)
+        eventually(lambda: box.output(process))  # logged while there is room
+        lab.do(lab.driver.write_stdin(box.ref, process, b"\n"))
         final = lab.do(lab.driver.wait_stopped(box.ref))
         assert final["status"] == "stopped"
         assert final["reason"].startswith("disk full")
@@ -103,10 +106,12 @@ def test_a_disk_filler_ends_as_disk_full(small: tuple[str, User | None]) -> None
 def _fill_the_log(data_dir: str) -> None:
     with Lab(data_dir) as lab:
         box = lab.box(name="talker")
-        talker = box.start("bash", "-c", "for i in $(seq 1 200); do printf '%0999d\\n' $i; sleep 0.01; done")
+        script = "for i in $(seq 1 200); do printf '%0999d\\n' $i; [ $i = 1 ] && read; sleep 0.01; done"
+        talker = box.start("bash", "-c", script, stdin=True)
         eventually(lambda: box.output(talker))
         with _no_room(data_dir):
             logged = _size(box.output(talker))
+            lab.do(lab.driver.write_stdin(box.ref, talker, b"\n"))
             # Long enough for many attempts to write, and for the process to end while there is no room.
             time.sleep(3.0)
             assert logged <= _size(box.output(talker)) < 200_000, "the disk was not full after all"

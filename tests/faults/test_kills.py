@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 from sandkeep.errors import NotFound, SandkeepError, SessionStopped, TransportError
 from sandkeep.supervisor.outputlog import End
-from tests.faults.watching import all_gone, being, eventually, family, running_with, sweep
+from tests.faults.watching import Being, all_gone, being, eventually, family, running_with, sweep
 from tests.lab import Lab
 from tests.labs import MODES, Ask, everywhere, opened
 
@@ -53,15 +54,14 @@ def _workers(lab: Lab) -> list[int]:
     return [pid for pid in running_with(lab.data_dir) if pid != os.getpid()]
 
 
-def _tick(lab: Lab) -> None:
-    """Let the lab's event loop notice what has happened, as a server's does all the time."""
+def _noticed(lab: Lab, worker: Being) -> None:
+    """Until a killed worker is dead and the lab's event loop has heard, as a server's does by itself."""
 
-    async def nothing() -> None:
-        import asyncio
+    async def look() -> bool:
+        await asyncio.sleep(0.01)
+        return not worker.runs and lab.storage._writer is None
 
-        await asyncio.sleep(0.05)
-
-    lab.do(nothing())
+    eventually(lambda: lab.do(look()))
 
 
 # --- the requester --------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_nothing_is_lost_with_the_supervisor(lab: Lab) -> None:
     done = box.start("echo", "finished before")
     box.finish(done)
     busy = box.start("bash", "-c", "echo begun; setsid sleep 31.5 & (setsid sleep 32.5 &) ; sleep 600")
-    eventually(lambda: len(family(box.created["init_pid"])) >= 4)
+    eventually(lambda: box.output(busy) and len(family(box.created["init_pid"])) >= 4)
     eventually(lambda: box.output(busy))  # what it has not read yet dies with it
     everyone = family(box.created["supervisor_pid"])
     assert len(everyone) >= 5
@@ -132,7 +132,7 @@ def test_a_reader_of_live_output_learns_that_the_supervisor_died(lab: Lab) -> No
     process = box.start("bash", "-c", "echo before; sleep 600")
     eventually(lambda: box.output(process))
     with subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -9 {box.created['supervisor_pid']}"]):
-        result = box.finish(process, timeout=10)
+        result = box.finish(process)
     assert (result.stdout, result.record["status"]) == ("before\n", "lost")
     assert not any(isinstance(item, End) for item in result.items)
     sweep(lab, box)
@@ -143,8 +143,9 @@ def test_a_dead_supervisors_name_is_not_taken_again_by_accident(lab: Lab) -> Non
     """The directory of a crashed session stays until somebody decides; its name is refused till then."""
     box = lab.box(name="keepsake")
     box.sh("echo kept > file")
-    os.kill(box.created["supervisor_pid"], signal.SIGKILL)
-    all_gone([being(box.created["supervisor_pid"])] if box.state()["status"] == "running" else [])
+    supervisor = being(box.created["supervisor_pid"])
+    os.kill(supervisor.pid, signal.SIGKILL)
+    all_gone([supervisor])
     with pytest.raises(SandkeepError, match="exists"):
         lab.box(name="keepsake")
     assert "keepsake" in lab.call("layer.recover")["lost"]
@@ -230,8 +231,9 @@ def test_supervisors_survive_zygote_and_driver(lab: Lab) -> None:
 def test_a_killed_worker_is_replaced_by_the_next_call(lab: Lab) -> None:
     lab.call("layer.list")
     (worker,) = _workers(lab)
+    killed = being(worker)
     os.kill(worker, signal.SIGKILL)
-    _tick(lab)
+    _noticed(lab, killed)
     assert lab.call("layer.list") == {"layers": []}
     (replaced,) = _workers(lab)
     assert replaced != worker
@@ -243,8 +245,16 @@ def test_a_call_under_way_hears_that_the_worker_died(lab: Lab) -> None:
     lab.call("layer.list")
     (worker,) = _workers(lab)
     os.kill(worker, signal.SIGSTOP)
-    with subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -9 {worker}"]), pytest.raises(TransportError):
-        lab.call("layer.list")
+
+    async def killed_meanwhile() -> None:
+        calling = asyncio.create_task(lab.storage.call("layer.list"))
+        done, _ = await asyncio.wait([calling], timeout=0.2)
+        assert not done
+        os.kill(worker, signal.SIGKILL)
+        await calling
+
+    with pytest.raises(TransportError):
+        lab.do(killed_meanwhile())
     lab.call("layer.list")
 
 
@@ -260,6 +270,7 @@ def test_a_publish_cut_short_is_finished(lab: Lab) -> None:
         lab.do(lab.driver.forget(box.ref))
         lab.call("layer.list")
         (worker,) = _workers(lab)
+        victim = being(worker)
         delay = moments.uniform(0, 0.004)
         code = f"import os, time; print(flush=True); input(); time.sleep({delay}); os.kill({worker}, 9)"
         killer = subprocess.Popen(
@@ -274,7 +285,7 @@ def test_a_publish_cut_short_is_finished(lab: Lab) -> None:
         except TransportError:
             interrupted += 1
         killer.communicate()
-        _tick(lab)
+        _noticed(lab, victim)
         lab.call("layer.recover")
         box.publish(f"whole-{number}")
         heir = lab.box(layer=f"whole-{number}")

@@ -19,6 +19,7 @@ from sandkeep.host.rootfs import Bind, Lower, Rootfs
 from tests.faults.watching import Being, all_gone, all_pids, being, family
 from tests.lab import Lab
 from tests.labs import MODES, Ask, everywhere, opened
+from tests.patience import ENOUGH
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
@@ -105,7 +106,7 @@ def _picture(lab: Lab) -> dict[str, list[str]]:
 
 def _same(lab: Lab, before: dict[str, list[str]]) -> None:
     """Wait until nothing is there that was not there before, and say what is if that never comes."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + ENOUGH
     while fresh := _added(before, _picture(lab)):
         assert time.monotonic() < deadline, f"left behind: {fresh}"
         time.sleep(0.02)
@@ -150,7 +151,7 @@ def _lives(lab: Lab, count: int, *, at_once: int) -> None:
     before = _picture(lab)
     lab.do(run())
     assert len(traces.beings) == 2 * count
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + ENOUGH
     while left := traces.left():
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.02)

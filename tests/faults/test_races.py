@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from sandkeep.supervisor.process import now_ms, replace_json
 from tests.faults.watching import Being, all_gone, being
 from tests.lab import Lab
 from tests.labs import MODES, Ask, everywhere, opened
+from tests.patience import ENOUGH
 
 _REASONS = {"stopped", "stopped again", "deadline reached", "the session's init died"}
 
@@ -45,7 +47,8 @@ async def _ends_at_once(lab: Lab, rootfs: Rootfs, session: str, moments: random.
 
     async def kill_init() -> None:
         if beings[1].runs:
-            os.kill(state["init_pid"], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may be gone since
+                os.kill(state["init_pid"], signal.SIGKILL)
 
     async def start_another() -> None:
         try:
@@ -65,7 +68,7 @@ async def _ends_at_once(lab: Lab, rootfs: Rootfs, session: str, moments: random.
             at_the_time(start_another),
             first,
         ),
-        20,
+        ENOUGH,
     )
     final = await driver.state(ref)
     assert final["status"] == "stopped"
@@ -119,7 +122,7 @@ def test_init_dying_during_a_request_is_an_end_and_not_a_hang(lab: Lab) -> None:
             await asyncio.sleep(moments.uniform(0, 0.03))
             os.kill(state["init_pid"], signal.SIGKILL)
 
-        await asyncio.wait_for(asyncio.gather(busy(1), busy(2), kill()), 20)
+        await asyncio.wait_for(asyncio.gather(busy(1), busy(2), kill()), ENOUGH)
         final = await driver.wait_stopped(ref)
         assert (final["status"], final["reason"]) == ("stopped", "the session's init died"), final
         await driver.forget(ref)
@@ -155,7 +158,7 @@ def test_the_zygote_dying_during_creates_fails_none_of_them(lab: Lab) -> None:
 
     async def all_of_them() -> None:
         await asyncio.wait_for(
-            asyncio.gather(killer(), *(create(f"crowd-{number}") for number in range(16))), 60
+            asyncio.gather(killer(), *(create(f"crowd-{number}") for number in range(16))), ENOUGH
         )
 
     lab.do(all_of_them())
@@ -176,7 +179,7 @@ def test_a_supervisor_that_comes_late_finds_its_session_given_up(lab: Lab) -> No
     answer = json.loads(lab.do(driver._ask_for("late"))[0])
     assert answer["error"]["code"] == WrongState.code
     assert lab.do(driver.state(ref))["status"] == "aborted"
-    until = time.monotonic() + 10
+    until = time.monotonic() + ENOUGH
     while driver.alive("late"):  # it has answered, and is about to go
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -196,7 +199,7 @@ def test_a_supervisor_that_does_not_answer_yet_is_waited_for(lab: Lab) -> None:
         done, _ = await asyncio.wait([looking], timeout=0.3)
         assert not done
         os.rename(f"{directory}/not-yet", f"{directory}/supervisor.sock")
-        state = await asyncio.wait_for(looking, 10)
+        state = await asyncio.wait_for(looking, ENOUGH)
         await another.close()
         return state
 

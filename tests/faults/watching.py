@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sandkeep.linux import cgroup
 from tests.lab import Box, Lab
+from tests.patience import ENOUGH, until
 
 
 class Being(NamedTuple):
@@ -73,16 +74,12 @@ def running_with(marker: str) -> list[int]:
     return found
 
 
-def eventually(look: Callable[[], Any], *, seconds: float = 10) -> Any:
+def eventually(look: Callable[[], Any], *, seconds: float = ENOUGH) -> Any:
     """Wait for something to become true and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"still not so after {seconds} s"
-        time.sleep(0.01)
-    return found
+    return until(look, seconds=seconds)
 
 
-def all_gone(beings: Iterable[Being], *, seconds: float = 10) -> None:
+def all_gone(beings: Iterable[Being], *, seconds: float = ENOUGH) -> None:
     """Wait until none of these processes is left, not even as a zombie."""
     deadline = time.monotonic() + seconds
     while left := [one for one in beings if one.alive]:
