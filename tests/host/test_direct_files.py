@@ -27,7 +27,7 @@ def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
 def _pair() -> tuple[socket.socket, socket.socket]:
     theirs, ours = socket.socketpair()
     theirs.setblocking(False)
-    ours.settimeout(20)
+    ours.settimeout(60)
     return theirs, ours
 
 

@@ -102,7 +102,7 @@ def running_registry(directory: str, *, password: bool) -> Iterator[Registry]:
 
 def _wait_for(address: str) -> None:
     host, _, port = address.rpartition(":")
-    for _ in range(200):
+    for _ in range(1200):
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
             return
         time.sleep(0.05)
@@ -342,7 +342,7 @@ def cutting_proxy(address: str, limits: list[int]) -> Iterator[str]:
 
     def relay(client: socket.socket) -> None:
         with client, socket.create_connection((host, int(port))) as server:
-            client.settimeout(10)
+            client.settimeout(60)
             request = b""
             while b"\r\n\r\n" not in request:
                 request += client.recv(65536)

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,18 +24,12 @@ from sandkeep.errors import (
 )
 from tests.lab import Box, Lab
 from tests.labs import MODES, Ask, common, everywhere, in_modes, opened
+from tests.patience import longer_and_longer, until
 
 
 @pytest.fixture(scope="module", params=MODES)
 def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
     yield from opened(request)
-
-
-def until(condition: Callable[[], bool], *, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 def printed(box: Box, process: str) -> bytes:
@@ -252,11 +246,14 @@ def _host_pids(box: Box, name: str) -> list[int]:
     found, pending = [], [int(box.created["init_pid"])]
     while pending:
         pid = pending.pop()
-        with open(f"/proc/{pid}/task/{pid}/children") as handle:
-            pending += map(int, handle.read().split())
-        with open(f"/proc/{pid}/comm") as handle:
-            if handle.read().strip() == name:
-                found.append(pid)
+        try:
+            with open(f"/proc/{pid}/task/{pid}/children") as handle:
+                pending += map(int, handle.read().split())
+            with open(f"/proc/{pid}/comm") as handle:
+                if handle.read().strip() == name:
+                    found.append(pid)
+        except OSError:
+            continue  # something that was run before, on its way out
     return found
 
 
@@ -307,7 +304,7 @@ def test_a_signal_to_everything_spares_only_init(lab: Lab) -> None:
     box.sh("setsid -f sleep 88")
     box.lab.do(box.lab.driver.signal(box.ref, signal.SIGKILL))
     assert [box.finish(process).code for process in processes] == [137, 137, 137]
-    assert not alive_inside(box, "sleep 88")
+    until(lambda: not alive_inside(box, "sleep 88"))
     assert box.run("true").code == 0
 
 
@@ -333,33 +330,46 @@ DAEMON = (
 
 
 def _beats(box: Box, name: str) -> bool:
-    before = box.read(f"/tmp/beat-{name}")
+    def last() -> str:
+        return box.sh(f"cat /tmp/beat-{name} 2>/dev/null").stdout
+
+    before = last()
     time.sleep(0.1)
-    return box.read(f"/tmp/beat-{name}") != before
+    return last() != before
 
 
 @everywhere
 def test_kill_after_ends_every_descendant_and_keeps_what_was_printed(lab: Lab) -> None:
     """Also those that left the session and the process group and were adopted by init."""
     box = common(lab)
-    started = time.monotonic()
-    done = box.run("python3", "-c", DAEMON, "killed", "100", kill_after_ms=700)
-    assert 0.6 < time.monotonic() - started < 5
-    assert (done.code, done.record["reason"]) == (137, "time limit reached")
+    for limit in longer_and_longer(700):
+        started = time.monotonic()
+        done = box.run("python3", "-c", DAEMON, "killed", "100", kill_after_ms=limit)
+        assert limit / 1000 - 0.1 < time.monotonic() - started < 80
+        assert (done.code, done.record["reason"]) == (137, "time limit reached")
+        if len(done.stdout.split()) == 3 and box.sh("test -e /tmp/beat-killed").code == 0:
+            break
     assert sorted(done.stdout.split()) == ["daemon", "main", "main"]
-    until(lambda: not _beats(box, "killed"), seconds=2)
-    assert not alive_inside(box, "beat-")
+    until(lambda: not _beats(box, "killed"))
+    until(lambda: not alive_inside(box, "beat-"))
     assert box.run("true").code == 0
 
 
 @everywhere
 def test_kill_after_holds_for_descendants_of_a_process_that_ended_in_time(lab: Lab) -> None:
     box = common(lab)
-    done = box.run("python3", "-c", DAEMON, "survivor", "0", kill_after_ms=2000)
+    for limit in longer_and_longer(2000):
+        # Exited in time and beating afterwards, unless the limit came first.
+        over = time.monotonic() + limit / 1000
+        done = box.run("python3", "-c", DAEMON, "survivor", "0", kill_after_ms=limit)
+        while not (beats := _beats(box, "survivor")) and time.monotonic() < over:
+            pass
+        if beats:
+            break
+    assert beats
     assert (done.code, done.record["status"]) == (0, "exited")
-    until(lambda: box.sh("test -e /tmp/beat-survivor").code == 0)
-    assert _beats(box, "survivor")
-    until(lambda: not _beats(box, "survivor"), seconds=6)
+    until(lambda: not _beats(box, "survivor"))
+    until(lambda: not alive_inside(box, "beat-"))
 
 
 @everywhere
@@ -376,9 +386,13 @@ def test_killing_what_holds_a_process_does_not_let_it_escape(lab: Lab) -> None:
 def test_kill_after_spares_other_processes_and_its_own_past(lab: Lab) -> None:
     box = common(lab)
     other = box.start("sleep", "100")
-    assert box.run("true", kill_after_ms=300).code == 0
+    for limit in longer_and_longer(300):
+        over = time.monotonic() + limit / 1000
+        if (in_time := box.run("true", kill_after_ms=limit).code) == 0:
+            break
+    assert in_time == 0
     assert box.run("sleep", "100", kill_after_ms=100).code == 137
-    time.sleep(0.3)
+    time.sleep(max(over - time.monotonic(), 0) + 0.1)
     assert status(box, other) == "running"
     box.lab.do(box.lab.driver.signal(box.ref, signal.SIGKILL, other))
     box.finish(other)
@@ -391,17 +405,16 @@ def test_kill_after_spares_other_processes_and_its_own_past(lab: Lab) -> None:
 def test_an_exit_is_reported_while_a_background_child_holds_the_pipe(lab: Lab) -> None:
     """And the child goes on: it can still write, is not killed by SIGPIPE, and what it writes is kept."""
     box = common(lab)
-    started = time.monotonic()
-    script = "(sleep 1.5; echo later; sleep 0.1; echo alive >/tmp/after) & echo first; exit 5"
-    process = box.start("bash", "-c", script)
+    child = "until [ -e /tmp/go-on ]; do sleep 0.02; done; echo later; sleep 0.1; echo alive >/tmp/after"
+    process = box.start("bash", "-c", f"({child}) & echo first; exit 5")
     done = box.finish(process)
-    assert time.monotonic() - started < 1.4
     assert (done.code, done.stdout) == (5, "first\n")
+    box.write("/tmp/go-on", b"")
     until_printed(box, process, b"later\n")
     until(lambda: box.sh("cat /tmp/after 2>/dev/null").stdout == "alive\n")
     assert printed(box, process) == b"first\nlater\n"
     # Following it again still ends at once: the process itself is over.
-    assert box.finish(process, timeout=5).code == 5
+    assert box.finish(process).code == 5
 
 
 # --- standard input ------------------------------------------------------------------------------------
@@ -530,11 +543,16 @@ def test_control_c_interrupts_the_job_in_front_and_not_the_shell(lab: Lab) -> No
     until(lambda: alive_inside(box, "sleep 1000"))
     stdin(box, process, b"\x03")
     stdin(box, process, b"echo code $?\n")
-    until_printed(box, process, b"code 130")
+
+    def until_prompted_after(text: bytes) -> None:
+        # What is typed before the shell is ready for it is echoed twice.
+        until(lambda: (shown := printed(box, process).rpartition(text)[2]) and shown.endswith(b"> "))
+
+    until_prompted_after(b"code 130")
     stdin(box, process, b"sleep 1001\n")
     until(lambda: alive_inside(box, "sleep 1001"))
     stdin(box, process, b"\x1a")
-    until_printed(box, process, b"Stopped")
+    until_prompted_after(b"Stopped")
     stdin(box, process, b"fg\n")
     # Typed, shown as stopped, and named again when resumed. An interrupt before that would discard the "fg".
     until(lambda: printed(box, process).count(b"sleep 1001") == 3)
@@ -594,7 +612,7 @@ def test_limits_of_one_process_hold_for_it_alone(lab: Lab) -> None:
     for wrong in ({"stack": 1}, {"cpu": "much"}):
         with pytest.raises(InvalidRequest):
             box.run("true", rlimits=wrong)
-    done = box.sh("(sleep 0.2; echo later) & echo now", rlimits=limits)
+    done = box.sh("(sleep 30; echo later) & echo now", rlimits=limits)
     assert done.stdout == "now\n"
 
 

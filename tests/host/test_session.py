@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from sandkeep.host.rootfs import Lower
 from sandkeep.supervisor.outputlog import Chunk
 from tests.lab import Box, Lab
 from tests.labs import MODES, Ask, common, everywhere, in_modes, opened
+from tests.patience import ENOUGH, until
 
 MEGABYTE = 1 << 20
 ROOTLESS_LIMITS = "without delegated control groups there is nothing to enforce it with"
@@ -39,13 +40,6 @@ ROOTLESS_LIMITS = "without delegated control groups there is nothing to enforce 
 @pytest.fixture(scope="module", params=MODES)
 def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
     yield from opened(request)
-
-
-def until(condition: Callable[[], bool], *, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 def printed(box: Box, process: str) -> bytes:
@@ -192,7 +186,7 @@ def test_a_fork_bomb_ends_with_its_session(lab: Lab) -> None:
     pids = inhabitants(box)
     started = time.monotonic()
     assert box.stop()["status"] == "stopped"
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < ENOUGH
     until(lambda: gone(pids))
 
 
@@ -201,12 +195,17 @@ def test_a_share_of_the_processor_is_not_exceeded(lab: Lab) -> None:
     if lab.driver.capabilities().limits["cpu"]:
         pytest.skip(lab.driver.capabilities().limits["cpu"])
     box = lab.box(limits=Limits(cpus=0.2, explicit=frozenset({"cpu"})))
-    busy = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
-    done = box.run("python3", "-c", busy)
-    assert done.record["duration_ms"] >= 1000
-    assert 100 <= done.record["cpu_ms"] <= 400
-    free = common(lab).run("python3", "-c", "t = 0\nfor i in range(3_000_000): t += i")
-    assert free.record["cpu_ms"] > 0.5 * free.record["duration_ms"] * 0.2
+    # A fifth of a second of the processor takes a second at least, and longer where others want it too.
+    done = box.run("python3", "-c", "import time\nwhile time.process_time() < 0.2: pass")
+    assert done.record["cpu_ms"] >= 190
+    assert done.record["duration_ms"] >= 700
+    assert done.record["cpu_ms"] <= 0.3 * done.record["duration_ms"]
+
+    def runs_freely() -> bool:
+        free = common(lab).run("python3", "-c", "t = 0\nfor i in range(3_000_000): t += i").record
+        return bool(free["cpu_ms"] > 0.3 * free["duration_ms"])
+
+    until(runs_freely)
 
 
 # --- time ----------------------------------------------------------------------------------------------
@@ -215,19 +214,20 @@ def test_a_share_of_the_processor_is_not_exceeded(lab: Lab) -> None:
 @everywhere
 def test_a_deadline_ends_everything_with_nobody_connected(lab: Lab) -> None:
     other = Lab(lab.data_dir)
-    deadline = now_ms() + 2500
-    box = other.box(name=f"deadline-{os.getpid()}", deadline_ms=deadline)
+    box = other.box(name=f"deadline-{os.getpid()}", deadline_ms=now_ms() + 600_000)
     process = box.start(
         "bash", "-c", "setsid -f sleep 1000; (setsid sh -c 'sleep 1001 & sleep 1002' &); echo up"
     )
     until(lambda: b"up" in printed(box, process))
     until(lambda: len(inhabitants(box)) >= 5)
     pids = [*inhabitants(box), int(box.created["supervisor_pid"])]
+    deadline = now_ms() + 3000
+    other.do(other.driver.set_deadline(box.ref, deadline))
     other.boxes.clear()
     other.detach()
     assert now_ms() < deadline and not gone(pids[:1])
-    until(lambda: gone(pids), seconds=5)
-    assert deadline <= now_ms() < deadline + 2000
+    until(lambda: gone(pids))
+    assert deadline <= now_ms()
     again = lab.adopt(box.ref.session)
     state = again.state()
     assert (state["status"], state["reason"]) == ("stopped", "deadline reached")
@@ -236,16 +236,17 @@ def test_a_deadline_ends_everything_with_nobody_connected(lab: Lab) -> None:
 
 @everywhere
 def test_a_deadline_can_be_moved_both_ways(lab: Lab) -> None:
-    box = lab.box(deadline_ms=now_ms() + 600)
+    near = now_ms() + 2500
+    box = lab.box(deadline_ms=near)
     far = now_ms() + 3_600_000
     lab.do(lab.driver.set_deadline(box.ref, far))
     assert box.state()["deadline_ms"] == far
-    time.sleep(0.8)
+    time.sleep(max(near - now_ms(), 0) / 1000 + 0.2)
     assert box.run("true").code == 0
     lab.do(lab.driver.set_deadline(box.ref, None))
     assert box.state()["deadline_ms"] is None
     lab.do(lab.driver.set_deadline(box.ref, now_ms() + 200))
-    state = lab.do(asyncio.wait_for(lab.driver.wait_stopped(box.ref), 5))
+    state = lab.do(asyncio.wait_for(lab.driver.wait_stopped(box.ref), ENOUGH))
     assert (state["status"], state["reason"]) == ("stopped", "deadline reached")
 
 
@@ -259,16 +260,21 @@ def test_a_frozen_session_stands_still_and_goes_on(lab: Lab) -> None:
     )
     until(lambda: b"a" in printed(box, process) and b"b" in printed(box, process))
     lab.do(lab.driver.freeze(box.ref))
-    time.sleep(0.1)
+
+    def silent() -> bool:
+        before = len(printed(box, process))
+        time.sleep(0.3)
+        return len(printed(box, process)) == before
+
+    until(silent)  # what was on its way is there
+    assert silent()
     before = len(printed(box, process))
-    time.sleep(0.3)
-    assert len(printed(box, process)) == before
     assert box.state()["status"] == "running"
     lab.do(lab.driver.thaw(box.ref))
     until(lambda: len(printed(box, process)) > before + 10)
     assert box.run("true").code == 0
     lab.do(lab.driver.freeze(box.ref))
-    assert lab.do(asyncio.wait_for(lab.driver.stop(box.ref, reason="test"), 10))["status"] == "stopped"
+    assert lab.do(asyncio.wait_for(lab.driver.stop(box.ref, reason="test"), ENOUGH))["status"] == "stopped"
 
 
 @everywhere
@@ -292,7 +298,7 @@ def test_nothing_starts_in_a_frozen_session(lab: Lab) -> None:
         done, _ = await asyncio.wait([starting], timeout=0.3)
         assert not done
         await lab.driver.thaw(box.ref)
-        return await asyncio.wait_for(starting, 10)
+        return await asyncio.wait_for(starting, ENOUGH)
 
     assert lab.do(start_and_thaw())["id"] == "late"
 
@@ -344,8 +350,8 @@ def test_a_stop_with_grace_lets_processes_say_goodbye_and_waits_no_longer(lab: L
     polite = box.start("bash", "-c", script)
     until(lambda: b"up" in printed(box, polite))
     started = time.monotonic()
-    box.stop(grace_ms=20_000)
-    assert time.monotonic() - started < 5
+    box.stop(grace_ms=100_000)
+    assert time.monotonic() - started < 50
     done = box.finish(polite)
     assert (done.code, done.stdout) == (9, "up\nbye\n")
     stubborn_box = lab.box()
@@ -353,7 +359,7 @@ def test_a_stop_with_grace_lets_processes_say_goodbye_and_waits_no_longer(lab: L
     until(lambda: b"up" in printed(stubborn_box, stubborn))
     started = time.monotonic()
     assert stubborn_box.stop(grace_ms=500)["status"] == "stopped"
-    assert 0.4 < time.monotonic() - started < 5
+    assert 0.4 < time.monotonic() - started < 50
     assert stubborn_box.finish(stubborn).record["status"] in ("lost", "killed")
 
 

@@ -13,6 +13,7 @@ from sandkeep.errors import PathNotFound
 from sandkeep.host.driver import ProcessSpec
 from tests.conftest import IS_ROOT, User
 from tests.lab import Box, Lab
+from tests.patience import ENOUGH
 
 
 async def _watch(box: Box, script: str, *, recursive: bool, wanted: set[str]) -> list[dict[str, Any]]:
@@ -46,9 +47,9 @@ def watch_a_tree(data_dir: str, mode: Any = None) -> None:
             "removed a",
             "removed moved",
         }
-        lab.do(asyncio.wait_for(_watch(box, script, recursive=True, wanted=wanted), 20))
+        lab.do(asyncio.wait_for(_watch(box, script, recursive=True, wanted=wanted), ENOUGH))
         script = "mkdir -p deeper; echo q > deeper/unseen; echo last > last"
-        seen = lab.do(asyncio.wait_for(_watch(box, script, recursive=False, wanted={"created last"}), 20))
+        seen = lab.do(asyncio.wait_for(_watch(box, script, recursive=False, wanted={"created last"}), ENOUGH))
         assert not [change for change in seen if change["path"].endswith("unseen")]
 
 
@@ -115,6 +116,6 @@ def test_a_file_without_a_name_is_not_told_of(lab: Lab) -> None:
         await changes.aclose()  # type: ignore[attr-defined]
         return found
 
-    found = lab.do(asyncio.wait_for(look(), 20))
+    found = lab.do(asyncio.wait_for(look(), ENOUGH))
     assert {line.split()[1] for line in found} == {"whole", "#1", "last"}
     assert {"created whole", "modified #1"} <= set(found)
