@@ -153,7 +153,7 @@ async def test_a_session_that_ends_under_a_run_is_told_with_what_was_printed() -
         async def stop_once_it_has_printed() -> None:
             other = await sandkeep.get_sandbox(box.name)
             while not (running := await other.processes()):
-                await anyio.sleep(0.01)
+                pass
             assert await running[0].stdout.readline() == b"so far\n"
             await other.stop()
 
