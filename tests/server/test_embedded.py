@@ -17,6 +17,7 @@ import pytest
 
 from sandkeep.errors import Conflict, HostCannot, TransportError
 from sandkeep.server import embedded
+from tests.patience import ENOUGH
 from tests.server.harness import ServerProcess
 
 ENSURE = """
@@ -34,7 +35,7 @@ def ended(pid: int) -> bool:
         return True
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = ENOUGH) -> bool:
     deadline = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -140,12 +141,12 @@ def test_something_else_behind_the_socket_is_told_apart(data: Path) -> None:
         )
         with pytest.raises(TransportError):
             embedded.ensure_server(str(data))
-        helper.wait(10)
+        helper.wait(ENOUGH)
 
 
 def test_a_server_nobody_uses_ends(data: Path) -> None:
     command = [sys.executable, "-m", "sandkeep", "serve", "--data-dir", str(data), "--idle-exit", "0.3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ENOUGH)
     assert done.returncode == 0
     assert "why=idle" in done.stderr
     assert not (data / "server.sock").exists() and not (data / "server.json").exists()

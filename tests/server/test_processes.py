@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from sandkeep.wire import frames
+from tests.patience import until
 from tests.server.conftest import Box
 from tests.server.test_sandboxes import refused
 
@@ -18,12 +19,15 @@ def records(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def test_exact_bytes_come_with_offset_time_and_stream_from_any_offset(box: Box) -> None:
-    command = box.start("sh", "-c", r"printf '\377\000a'; sleep 0.1; printf bcd >&2")
-    box.api.get(f"{box.path}/cmd/{command['id']}", params={"wait": "true"})
+    command = box.start("sh", "-c", r"printf '\377\000a'; read line; printf bcd >&2", attachStdin=True)
     path = f"{box.own}/processes/{command['id']}/output"
+    until(lambda: records(box.api.get(path, params={"follow": "false"})))
+    data = base64.b64encode(b"\n").decode()
+    box.api.post(f"{box.path}/cmd/{command['id']}/stdin", json={"data": data, "offset": 0})
+    box.api.get(f"{box.path}/cmd/{command['id']}", params={"wait": "true"})
     found = records(box.api.get(path))
-    data = [(record["stream"], base64.b64decode(record["data"])) for record in found if "data" in record]
-    assert data == [("stdout", b"\xff\x00a"), ("stderr", b"bcd")]
+    read = [(record["stream"], base64.b64decode(record["data"])) for record in found if "data" in record]
+    assert read == [("stdout", b"\xff\x00a"), ("stderr", b"bcd")]
     assert [record["offset"] for record in found] == [0, 3, 6] and found[-1]["end"]
     assert found[0]["timeUs"] < found[1]["timeUs"]
     middle = records(box.api.get(path, params={"offset": 4}))
@@ -46,10 +50,7 @@ def test_the_same_as_binary_frames(box: Box) -> None:
 def test_without_follow_the_answer_ends_where_the_log_does(box: Box) -> None:
     command = box.start("sh", "-c", "echo now; sleep 60")
     path = f"{box.own}/processes/{command['id']}/output"
-    for _ in range(50):
-        found = records(box.api.get(path, params={"follow": "false"}))
-        if found:
-            break
+    found = until(lambda: records(box.api.get(path, params={"follow": "false"})))
     assert [base64.b64decode(record["data"]) for record in found] == [b"now\n"]
 
 

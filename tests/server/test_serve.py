@@ -50,7 +50,7 @@ def test_a_stream_under_way_does_not_delay_the_end(able: None) -> None:
 
 def test_one_server_per_data_directory(server: ServerProcess) -> None:
     command = [sys.executable, "-m", "sandkeep", "serve", "--data-dir", str(server.data)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert f"another server is running on {server.data} (process {server.pid})" in done.stderr
 
@@ -58,7 +58,7 @@ def test_one_server_per_data_directory(server: ServerProcess) -> None:
 def test_a_taken_port_is_a_clear_error(server: ServerProcess, tmp_path: object) -> None:
     port = server.url.rpartition(":")[2]
     command = [sys.executable, "-m", "sandkeep", "serve", "--data-dir", str(tmp_path), "--port", port]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
 

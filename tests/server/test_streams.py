@@ -7,7 +7,6 @@ import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 
-import httpx
 import pytest
 
 from sandkeep.errors import SessionStopped
@@ -65,16 +64,23 @@ def test_nothing_is_made_while_enough_is_waiting_to_be_sent() -> None:
 def test_a_quiet_stream_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "HEARTBEAT_SECONDS", 0.02)
 
-    async def slow() -> AsyncGenerator[bytes, None]:
+    async def quiet(long_enough: asyncio.Event) -> AsyncGenerator[bytes, None]:
         yield b"a\n"
-        await asyncio.sleep(0.2)
+        await long_enough.wait()
         yield b"b\n"
 
     async def run() -> None:
-        found = await collect(output.batched(slow()))
-        assert found[0] == b"a\n" and found[-1] == b"b\n"
-        assert len(found) > 4 and set(found[1:-1]) == {b"\n"}
-        assert await collect(output.batched(slow(), heartbeat=b"")) == [b"a\n", b"b\n"]
+        found: list[bytes] = []
+        long_enough = asyncio.Event()
+        async for piece in output.batched(quiet(long_enough)):
+            found.append(piece)
+            if len(found) == 5:
+                long_enough.set()
+        assert found[0] == b"a\n" and len(found) > 4
+        assert b"".join(found).replace(b"\n", b"") == b"ab" and b"".join(found).endswith(b"b\n")
+        long_enough = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, long_enough.set)
+        assert await collect(output.batched(quiet(long_enough), heartbeat=b"")) == [b"a\n", b"b\n"]
 
     asyncio.run(run())
 
@@ -142,8 +148,11 @@ def test_a_long_wait_is_white_space_before_the_json(monkeypatch: pytest.MonkeyPa
 
     async def run() -> None:
         waiting: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(0.1, waiting.set_result, process)
-        found = await collect(commands._trickle(waiting))
+        found: list[bytes] = []
+        async for piece in commands._trickle(waiting):
+            found.append(piece)
+            if len(found) == 4:
+                waiting.set_result(process)
         assert len(found) > 3 and set(found[:-1]) == {b" "}
         assert json.loads(b"".join(found))["command"]["exitCode"] == 3
 
@@ -162,7 +171,13 @@ def test_input_that_nobody_reads_is_reported_after_half_a_minute(box: Box) -> No
 
 @pytest.mark.slow
 def test_a_run_waited_for_longer_than_patience_still_ends_in_one_object(box: Box) -> None:
-    command = box.start("sh", "-c", "sleep 11; exit 4")
-    answer: httpx.Response = box.api.get(f"{box.path}/cmd/{command['id']}", params={"wait": "true"})
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.text.startswith(" ") and answer.json()["command"]["exitCode"] == 4
+    command = box.start("sh", "-c", "read line; exit 4", attachStdin=True)
+    path = f"{box.path}/cmd/{command['id']}"
+    with box.api.stream("GET", path, params={"wait": "true"}) as answer:
+        assert answer.headers["content-type"] == "application/json"
+        pieces = answer.iter_raw()
+        text = next(pieces)
+        assert text == b" "
+        box.api.post(f"{path}/stdin", json={"data": base64.b64encode(b"\n").decode(), "offset": 0})
+        text += b"".join(pieces)
+    assert json.loads(text)["command"]["exitCode"] == 4

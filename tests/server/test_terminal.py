@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +10,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from tests.patience import ENOUGH, until
 from tests.server.conftest import Box
 
 
@@ -28,13 +28,13 @@ def to_the_end(socket: ClientConnection) -> tuple[bytes, int]:
     """All output, and the exit code."""
     out = b""
     while True:
-        message = socket.recv(timeout=20)
+        message = socket.recv(timeout=ENOUGH)
         if isinstance(message, str):
             code = json.loads(message)["code"]
             break
         out += message
     with pytest.raises(ConnectionClosed):
-        socket.recv(timeout=5)
+        socket.recv(timeout=ENOUGH)
     return out, code
 
 
@@ -72,17 +72,19 @@ def test_a_ticket_opens_one_connection_only(box: Box) -> None:
 def test_a_client_that_goes_away_hangs_up(box: Box) -> None:
     script = "trap 'echo hup > /tmp/hup; exit' HUP; echo ready; while :; do sleep 0.1; done"
     with open_terminal(box, "sh", "-c", script) as socket:
-        assert b"ready" in socket.recv(timeout=10, decode=False)
-    deadline = time.monotonic() + 5
-    while box.run("cat", "/tmp/hup").text.count("hup") < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    [process] = [
-        row for row in box.api.get(f"{box.own}/processes").json()["processes"] if row["kind"] == "interactive"
-    ]
-    assert process["status"] != "running"
+        assert b"ready" in socket.recv(timeout=ENOUGH, decode=False)
+
+    def status() -> str:
+        rows = box.api.get(f"{box.own}/processes").json()["processes"]
+        [process] = [row for row in rows if row["kind"] == "interactive"]
+        return str(process["status"])
+
+    until(lambda: status() != "running")
+    read = box.api.post(f"{box.path}/fs/read", json={"path": "/tmp/hup"})
+    assert (read.status_code, read.text) == (200, "hup\n")
 
 
 def test_a_command_that_does_not_exist_closes_with_the_reason(box: Box) -> None:
     with open_terminal(box, "no-such-program") as socket, pytest.raises(ConnectionClosed) as caught:
-        socket.recv(timeout=10)
+        socket.recv(timeout=ENOUGH)
     assert caught.value.rcvd is not None and "no-such-program" in caught.value.rcvd.reason
