@@ -33,6 +33,7 @@ from sandkeep.store.pages import PageRequest
 from sandkeep.store.rows import Event, Session
 from sandkeep.types import NetworkPolicy, SandboxSpec
 from tests.lab import Lab
+from tests.patience import ENOUGH
 
 T = TypeVar("T")
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -60,7 +61,7 @@ class Box:
         return self.net.do(self._sh(script, options))
 
     async def _sh(self, script: str, options: dict[str, Any]) -> str:
-        timeout = options.pop("timeout", 20)
+        timeout = options.pop("timeout", ENOUGH)
         process = await self.start(script, **options)
         return await asyncio.wait_for(self.output(process), timeout)
 
@@ -86,7 +87,7 @@ class Box:
 
     def events(self, kind: str | None = None, **facts: Any) -> list[Event]:
         """Network events with these facts, oldest first; waits a moment for the first of them."""
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 30
         while True:
             rows = self._event_rows(f"network.{kind}" if kind else None)
             found = [
@@ -141,7 +142,7 @@ class Net:
     def wait(self, seconds: float) -> None:
         self.do(asyncio.sleep(seconds))
 
-    def until(self, true: Callable[[], Any], *, seconds: float = 5) -> None:
+    def until(self, true: Callable[[], Any], *, seconds: float = ENOUGH) -> None:
         deadline = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < deadline, "it never came true"

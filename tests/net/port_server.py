@@ -4,9 +4,10 @@ import base64
 import hashlib
 import socketserver
 import sys
-import time
+import threading
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_next = threading.Semaphore(0)
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -23,6 +24,7 @@ class Handler(socketserver.StreamRequestHandler):
         ways = {
             b"/ws": self.echo,
             b"/events": self.events,
+            b"/next": self.next,
             b"/upload": self.upload,
             b"/garbage": self.garbage,
         }
@@ -46,7 +48,11 @@ class Handler(socketserver.StreamRequestHandler):
         self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
         for number in range(3):
             self.wfile.write(b"data: %d\n\n" % number)
-            time.sleep(0.3)
+            _next.acquire()
+
+    def next(self) -> None:
+        _next.release()
+        self.answer(b"next")
 
     def garbage(self) -> None:
         self.wfile.write(b"nonsense\r\n\r\n")

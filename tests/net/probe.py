@@ -19,12 +19,12 @@ def dns(transport: str, name: str, kind: str) -> str:
     labels = b"".join(bytes([len(x)]) + x.encode() for x in name.split("."))
     query = struct.pack("!HHHHHH", 7, 0x100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!HH", int(kind), 1)
     if transport == "tcp":
-        with socket.create_connection(("8.8.8.8", 53), 5) as sock:
+        with socket.create_connection(("8.8.8.8", 53), 50) as sock, sock.makefile("rb") as reader:
             sock.sendall(struct.pack("!H", len(query)) + query)
-            reply = sock.recv(4096)[2:]
+            reply = reader.read(struct.unpack("!H", reader.read(2))[0])
     else:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.settimeout(5)
+            sock.settimeout(50)
             sock.sendto(query, ("1.1.1.1", 53))
             reply = sock.recv(4096)
     count = struct.unpack("!H", reply[6:8])[0]
@@ -79,7 +79,7 @@ def abstract(name: str) -> str:
 
 def netlink(protocol: int, messages: bytes) -> str:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as sock:
-        sock.settimeout(2)
+        sock.settimeout(50)
         sock.send(messages)
         code = struct.unpack_from("=i", sock.recv(4096), 16)[0]
     if code:

@@ -197,7 +197,7 @@ def test_package_managers_and_libraries_work_through_rules(test_area: Path, site
             if name in ("npm", "node", "java") and not shutil.which(name):
                 continue
             before = server.marked
-            out = box.sh(script, timeout=60)
+            out = box.sh(script, timeout=200)
             assert expected in out, (name, out)
             assert server.marked > before, name
         assert server.marked == server.total
