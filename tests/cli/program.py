@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def command() -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.program import command
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class Screen:

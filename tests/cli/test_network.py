@@ -17,7 +17,7 @@ SETTINGS = {"network": {"names": {"host.test": ["127.0.0.1"]}, "allowed": ["127.
 VALUE = "do-not-print-me"
 GET = """
 import http.client, socket, sys
-connection = http.client.HTTPConnection("host.test", int(sys.argv[1]), timeout=10)
+connection = http.client.HTTPConnection("host.test", int(sys.argv[1]), timeout=60)
 connection.request("GET", "/?query")
 assert connection.getresponse().read() == b"hello"
 connection.close()
@@ -91,7 +91,7 @@ def test_what_the_network_did_is_shown_with_verdict_place_bytes_and_rule(
             if "closed" in kinds and any(event["name"] == "elsewhere.test" for event in events):
                 break
         following.send_signal(signal.SIGINT)
-        assert following.wait(10) == 130
+        assert following.wait(60) == 130
     finally:
         following.kill()
         following.wait()

@@ -59,8 +59,16 @@ def test_a_lifetime_of_zero_is_for_ever() -> None:
         (0, "now"),
     ],
 )
-def test_times_are_told_from_now(seconds: int, shown: str) -> None:
-    assert ago(datetime.now(UTC) + timedelta(seconds=seconds)) == shown
+def test_times_are_told_from_now(seconds: int, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return moment + timedelta(milliseconds=20)
+
+    monkeypatch.setattr("sandkeep.cli.output.datetime", Clock)
+    assert ago(moment + timedelta(seconds=seconds)) == shown
 
 
 @pytest.mark.parametrize(

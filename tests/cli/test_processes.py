@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.cli.program import Program
+from tests.patience import ENOUGH
 
 
 def test_processes_are_listed_with_how_they_ended(cli: Program, box: str) -> None:
@@ -50,8 +51,8 @@ def test_logs_are_followed_until_the_process_is_killed(cli: Program, box: str) -
     assert cli("logs", box).text == "begun\n"
     killed = cli("kill", "--json", "-s", "KILL", box).json
     assert killed == {"process": cli("ps", box, "--json").json[0]["id"], "signal": "KILL"}
-    assert follower.wait(20) == 0
-    assert running.wait(20) == 137
+    assert follower.wait(ENOUGH) == 0
+    assert running.wait(ENOUGH) == 137
     follower.communicate()
     running.communicate()
 
@@ -61,7 +62,7 @@ def test_a_signal_by_number_or_name(cli: Program, box: str) -> None:
     assert running.stdout is not None and running.stdout.readline() == b"begun\n"
     assert "is no signal" in cli.fails("kill", box, "-s", "NOSUCH", status=2)
     cli("kill", box, "--signal", "sigusr1")
-    assert running.wait(20) == 9
+    assert running.wait(ENOUGH) == 9
     running.communicate()
 
 
@@ -81,9 +82,9 @@ def test_an_interrupted_follower_ends_with_130(cli: Program, box: str) -> None:
     assert follower.stdout is not None and follower.stdout.readline() == b"begun\n"
     time.sleep(0.2)
     follower.send_signal(signal.SIGINT)
-    assert follower.wait(20) == 130
+    assert follower.wait(ENOUGH) == 130
     assert follower.communicate()[1].strip() == b""
     assert cli("ps", box, "--json").json[0]["status"] == "running"
     running.send_signal(signal.SIGTERM)
-    running.wait(20)
+    running.wait(ENOUGH)
     running.communicate()

@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.program import Program
 from tests.cli.screen import Screen
+from tests.patience import ENOUGH
 
 PROMPT = "sandbox:"
 """What the prompt of a shell inside has, after the user's name."""
@@ -36,7 +37,7 @@ def test_a_shell_knows_the_terminal_and_leaves_it_as_it_was(screen: Screen, box:
     text = screen.wait("256")
     assert ("30 100" in text and "xterm-256color" in text) or "tmux" in text or "screen" in text
     screen.resize(90, 25)
-    screen.press("clear; sleep 0.3; stty size", "Enter")
+    screen.press(r"clear; until stty size | grep -qx '25[ ]90'; do sleep 0.1; done; stty size", "Enter")
     screen.wait("25 90")
     screen.press("exit 5", "Enter")
     screen.wait("status=5")
@@ -48,7 +49,7 @@ def test_keys_reach_what_runs_inside(screen: Screen, box: str) -> None:
     screen.sandkeep("ssh", box)
     screen.wait(PROMPT)
     screen.press("clear; sleep 600", "Enter")
-    time.sleep(0.5)
+    screen.until(lambda text: not text.strip(), "an empty screen")
     screen.press("C-c")
     screen.press("echo code=$?", "Enter")
     screen.wait("code=130")
@@ -58,7 +59,8 @@ def test_keys_reach_what_runs_inside(screen: Screen, box: str) -> None:
     screen.until(lambda text: text.count("typed") == 2, "an echo and a copy")
     screen.press("C-d")
     screen.press("stty -echo; echo si''lent", "Enter")
-    screen.wait("silent")
+    # The shell, too, must be ready for a key that means something else while nobody waits for a line.
+    screen.until(lambda text: PROMPT in text.rpartition("silent\n")[2], "a prompt after it")
     screen.press("C-d")
     screen.wait("status=0")
 
@@ -80,8 +82,10 @@ def test_htop_draws_follows_the_size_answers_keys_and_leaves(screen: Screen, box
         pytest.skip("no htop in the host's /usr: apt-get install htop")
     before = screen.settings()
     screen.sandkeep("exec", "-it", box, "htop", "--delay=2")
-    text = screen.wait("F10Quit")
-    assert "Load average" in text and "sandkeep-init" in text
+    text = screen.until(
+        lambda text: all(word in text for word in ("Load average", "sandkeep-init", "F10Quit")),
+        "the whole of htop",
+    )
     assert text.splitlines().index(next(line for line in text.splitlines() if "F10Quit" in line)) == 29
     screen.resize(90, 20)
     screen.until(lambda text: "F10Quit" in (text.splitlines() or [""])[19:20][0], "the keys on line 20")
@@ -193,7 +197,7 @@ def expiry(cli: Program, name: str) -> datetime:
 def test_the_timeout_is_extended_while_attached_unless_told_not_to(
     screen: Screen, cli: Program, name: str
 ) -> None:
-    cli("create", "-q", "--name", name, "--timeout", "60s")
+    cli("create", "-q", "--name", name, "--timeout", "150s")
     first = expiry(cli, name)
     screen.sandkeep("connect", "--no-extend-timeout", name)
     screen.wait(PROMPT)
@@ -203,7 +207,7 @@ def test_the_timeout_is_extended_while_attached_unless_told_not_to(
     screen.wait("status=0")
     screen.sandkeep("connect", name)
     screen.wait(PROMPT)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + ENOUGH
     while (expiry(cli, name) - datetime.now(UTC)).total_seconds() < 240:
         assert time.monotonic() < deadline
     screen.press("C-d")
@@ -212,13 +216,16 @@ def test_the_timeout_is_extended_while_attached_unless_told_not_to(
 
 
 BAR = """
-import time
-from sandkeep.cli.progress import Bar, busy
+import itertools, os, sys, time
+from sandkeep.cli.progress import busy, measured
 with busy("Waiting", quiet=False):
-    time.sleep(1.5)
-with Bar("Sending it", quiet=False) as bar:
-    for done in range(30):
-        bar.update(done << 20, 30 << 20, what="a file")
+    while not os.path.exists(sys.argv[1] + "/waited"):
+        time.sleep(0.1)
+with measured("Sending it", quiet=False) as bar:
+    for turn in itertools.count():
+        bar.update(turn % 30 << 20, 30 << 20, what="a file")
+        if os.path.exists(sys.argv[1] + "/sent"):
+            break
         time.sleep(0.1)
 print("over")
 """
@@ -226,14 +233,16 @@ print("over")
 
 def test_progress_moves_on_a_terminal_and_leaves_no_trace(screen: Screen, tmp_path: Path) -> None:
     (tmp_path / "bar.py").write_text(BAR)
-    screen.press(f"{sys.executable} {tmp_path}/bar.py", "Enter")
+    screen.press(f"{sys.executable} {tmp_path}/bar.py {tmp_path}", "Enter")
     screen.wait("Waiting")
-    text = screen.wait("a file")
-    assert "━" in text and "MiB of 30.0 MiB" in text and "Waiting" not in text
+    (tmp_path / "waited").touch()
+    text = screen.until(lambda text: "a file" in text and "MiB of 30.0 MiB" in text, "a bar")
+    assert "━" in text and "Waiting" not in text
+    (tmp_path / "sent").touch()
     text = screen.until(lambda text: "\nover\n" in text, "the end")
     assert "Sending" not in text
     silent = subprocess.run(
-        [sys.executable, str(tmp_path / "bar.py")], capture_output=True, text=True, check=True
+        [sys.executable, str(tmp_path / "bar.py"), str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert (silent.stdout, silent.stderr) == ("over\n", "")
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from sandkeep.sync import NewConfiguration, Sandbox
 
 ENDING = "When it ends"
-_LOOK_SECONDS = 1.0
+_LOOKS = 10
+"""Answers of the server, not seconds: while it stands still, so does what it was asked for before."""
 
 silent = option(
     "--silent", is_flag=True, section=options.SANDBOX, help="Do not print the name of a new sandbox."
@@ -139,8 +140,7 @@ def _short_lived(app: App, wanted: NewConfiguration) -> Sandbox:
         with app.busy("Starting a sandbox"):
             return app.client.create_sandbox(name, **wanted)
     except (KeyboardInterrupt, Ended):
-        deadline = time.monotonic() + _LOOK_SECONDS
-        while time.monotonic() < deadline:
+        for _ in range(_LOOKS):
             try:
                 _destroy(app.sandbox(name))
                 break
