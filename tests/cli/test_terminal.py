@@ -197,7 +197,7 @@ def expiry(cli: Program, name: str) -> datetime:
 def test_the_timeout_is_extended_while_attached_unless_told_not_to(
     screen: Screen, cli: Program, name: str
 ) -> None:
-    cli("create", "-q", "--name", name, "--timeout", "150s")
+    cli("create", "-q", "--name", name, "--timeout", "110s")
     first = expiry(cli, name)
     screen.sandkeep("connect", "--no-extend-timeout", name)
     screen.wait(PROMPT)
