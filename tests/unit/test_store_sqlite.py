@@ -97,7 +97,7 @@ def test_writers_in_two_processes_wait_for_each_other(db: SqliteDatabase) -> Non
     for n in range(100):
         with db.transaction():
             add(db, n)
-    assert child.wait(30) == 0
+    assert child.wait(60) == 0
     assert len(numbers(db)) == 200
 
 

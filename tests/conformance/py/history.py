@@ -41,7 +41,7 @@ async def stop_without_persistence(bench: Bench) -> Any:
 async def timeout_expiry(bench: Bench) -> Any:
     async with bench.box(execution_time_limit=timedelta(seconds=3)) as box:
         await box.fs.write_text("kept.txt", "kept\n")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         status = "running"
         while status not in ("stopped", "failed", "aborted") and time.monotonic() < deadline:
             await asyncio.sleep(0.5)
@@ -95,7 +95,7 @@ async def retention(bench: Bench) -> Any:
         for _ in range(4):
             await box.snapshot()
         # An old snapshot goes once the newer ones would survive a power failure, moments later.
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         kept = 4
         while kept > 2 and time.monotonic() < deadline:
             _, found = await rows(box)

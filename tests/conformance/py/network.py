@@ -46,7 +46,7 @@ async def network_policy(bench: Bench) -> Any:
 async def fetch(box: Any, host: str, path: str = "/echo", *options: str) -> str:
     """What a sandbox gets from the server on loopback under one of its names; nothing if it is not let."""
     url = f"http://{host}:{os.environ['WEB_PORT']}{path}"
-    done = await box.run_process("curl", ["-s", "-m", "5", *options, url], capture_output=True)
+    done = await box.run_process("curl", ["-s", "-m", "60", *options, url], capture_output=True)
     return str(done.stdout)
 
 
@@ -101,10 +101,10 @@ async def routes(bench: Bench) -> Any:
 def through(url: str, path: str) -> str:
     """What a route leads to, once somebody listens there. Its name is ours to resolve: it is this machine."""
     host, _, port = url.partition("://")[2].rpartition(":")
-    for _ in range(100):
+    for _ in range(600):
         request = Request(f"http://127.0.0.1:{port}{path}", headers={"Host": f"{host}:{port}"})
         try:
-            with urlopen(request, timeout=10) as answer:
+            with urlopen(request, timeout=60) as answer:
                 return str(answer.read().decode())
         except HTTPError:
             time.sleep(0.1)

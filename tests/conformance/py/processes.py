@@ -14,6 +14,7 @@ from vercel import sandbox as api  # type: ignore[import-not-found]
 from tests.conformance.py.bench import Bench, connect, refusal, scenario, sh
 from tests.conformance.py.cutting import CuttingProxy
 from tests.conformance.supervisors import kill_supervisor
+from tests.patience import longer_and_longer
 
 
 @scenario
@@ -51,8 +52,8 @@ async def run_large_output(bench: Bench) -> Any:
 async def run_background_child(bench: Bench) -> Any:
     async with bench.box() as box:
         started = time.monotonic()
-        text = await sh(box, "sleep 30 & echo started")
-        return {"stdout": text, "quick": time.monotonic() - started < 15}
+        text = await sh(box, "sleep 120 & echo started")
+        return {"stdout": text, "quick": time.monotonic() - started < 60}
 
 
 @scenario
@@ -92,9 +93,15 @@ async def signals(bench: Bench) -> Any:
 @scenario
 async def command_timeout(bench: Bench) -> Any:
     async with bench.box() as box:
-        done = await box.run_process(
-            "sh", ["-c", "echo before; sleep 60"], kill_after=timedelta(seconds=1), capture_output=True
-        )
+        for limit in longer_and_longer(1000):
+            done = await box.run_process(
+                "sh",
+                ["-c", "echo before; sleep 100"],
+                kill_after=timedelta(milliseconds=limit),
+                capture_output=True,
+            )
+            if done.stdout:
+                break
         return {"code": done.returncode, "partial": done.stdout}
 
 
@@ -223,10 +230,10 @@ async def terminal(bench: Bench) -> Any:
                 return seen.decode(errors="replace")
 
             async def size(label: str) -> str:
-                # The mark is split in the input so that its echo is not taken for the answer.
-                await send(f"echo {label}'='$(stty size)'='end\n")
-                text = await until(f"{label}=", "=end")
-                return text.rpartition(f"{label}=")[2].partition("=end")[0]
+                # The marks are split in the input so that its echo is not taken for the answer.
+                await send(f"echo {label}'='$(stty size)'='{label}\n")
+                text = await until(f"{label}=", f"={label}")
+                return text.rpartition(f"{label}=")[2].partition(f"={label}")[0]
 
             first = await size("one")
             await tty.resize(120, 40)

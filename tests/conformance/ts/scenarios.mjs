@@ -56,14 +56,14 @@ const get = (options = {}) => Sandbox.get({ name: name(), ...options });
 // What a sandbox gets from the server on loopback under one of its names; nothing if it is not let.
 async function fetched(sandbox, host, path = "/echo", ...options) {
   const url = `http://${host}:${process.env.WEB_PORT}${path}`;
-  const done = await sandbox.runCommand("curl", ["-s", "-m", "5", ...options, url]);
+  const done = await sandbox.runCommand("curl", ["-s", "-m", "60", ...options, url]);
   return done.stdout();
 }
 
 // What a route leads to, once somebody listens there. Its name is ours to resolve: it is this machine.
 async function through(url, path) {
   const { host, port } = new URL(url);
-  for (let attempt = 0; attempt < 100; attempt += 1) {
+  for (let attempt = 0; attempt < 600; attempt += 1) {
     const [status, text] = await new Promise((resolve, reject) => {
       const options = { host: "127.0.0.1", port, path, headers: { host } };
       const request = httpGet(options, (answer) => {
@@ -400,7 +400,7 @@ const scenarios = {
   async run_background_child() {
     const one = await box();
     const started = Date.now();
-    return { stdout: await sh(one, "sleep 30 & echo started"), quick: Date.now() - started < 15000 };
+    return { stdout: await sh(one, "sleep 120 & echo started"), quick: Date.now() - started < 60000 };
   },
 
   async run_detached() {
@@ -433,9 +433,15 @@ const scenarios = {
 
   async command_timeout() {
     const one = await box();
-    const args = ["-c", "echo before; sleep 60"];
-    const done = await one.runCommand({ cmd: "sh", args, timeoutMs: 1000 });
-    return { code: done.exitCode, partial: await done.stdout() };
+    const args = ["-c", "echo before; sleep 100"];
+    let code, partial;
+    // Longer limits only where the machine was too busy to print anything within the first.
+    for (const timeoutMs of [1000, 4000, 16000, 64000]) {
+      const done = await one.runCommand({ cmd: "sh", args, timeoutMs });
+      [code, partial] = [done.exitCode, await done.stdout()];
+      if (partial) break;
+    }
+    return { code, partial };
   },
 
   async sudo() {
@@ -625,7 +631,7 @@ const scenarios = {
     const one = await box("box", { timeout: 3000 });
     await write(one, "kept.txt", "kept\n");
     let status = "running";
-    for (const end = Date.now() + 30000; !["stopped", "failed", "aborted"].includes(status); ) {
+    for (const end = Date.now() + 60000; !["stopped", "failed", "aborted"].includes(status); ) {
       if (Date.now() > end) break;
       await sleep(500);
       status = (await get()).status;
@@ -691,7 +697,7 @@ const scenarios = {
     for (let index = 0; index < 4; index++) await one.snapshot();
     // An old snapshot goes once the newer ones would survive a power failure, moments later.
     let kept = 4;
-    for (const end = Date.now() + 20000; kept > 2 && Date.now() < end; await sleep(200)) {
+    for (const end = Date.now() + 60000; kept > 2 && Date.now() < end; await sleep(200)) {
       kept = (await snapshotsOf(one)).filter((row) => row.status === "created").length;
     }
     return { kept };
