@@ -154,7 +154,8 @@ async def test_a_session_that_ends_under_a_run_is_told_with_what_was_printed() -
             other = await sandkeep.get_sandbox(box.name)
             while not (running := await other.processes()):
                 pass
-            assert await running[0].stdout.readline() == b"so far\n"
+            async with running[0] as process:
+                assert await process.stdout.readline() == b"so far\n"
             await other.stop()
 
         group.start_soon(stop_once_it_has_printed)

@@ -6,9 +6,12 @@ import os
 import runpy
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
+
+from sandkeep import sync
 
 OPERATIONS = """
 import gc, os, sys
@@ -141,6 +144,17 @@ def move_a_file_of(size: int, area: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[1]) < 48 << 10, "kilobytes"
+
+
+def test_a_handle_that_is_dropped_takes_its_streams_along() -> None:
+    """At once, and not when cycles are collected, sockets before those who would close them."""
+    with sync.create_sandbox() as box:
+        process = box.create_process("sh", ["-c", "echo ready; exec cat"], stdin=True)
+        assert process.stdout.readline() == b"ready\n"
+        assert process.stdin is not None
+        seen = weakref.ref(process), weakref.ref(process.stdout), weakref.ref(process.stdin)
+        del process
+        assert [each() for each in seen] == [None, None, None]
 
 
 def test_a_large_file_goes_both_ways_with_little_memory(tmp_path: Path) -> None:

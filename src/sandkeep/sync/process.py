@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 
 from sandkeep.errors import (
@@ -16,34 +17,22 @@ from sandkeep.errors import (
     RequestTimeout,
     SessionStopped,
     StdinUnavailable,
-    StreamClosed,
     TransportError,
 )
 from sandkeep.sdk import bodies, retry
-from sandkeep.sync.plain import Answer
+from sandkeep.sync.processlog import log_of, stream_of, write_to
 from sandkeep.sync.streams import ByteReader, StdinWriter
 from sandkeep.sync.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import shielded, sleep
-from sandkeep.sdk.output import FrameReader, OutputEnd, OutputItem, OutputRecord
+from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.values import TAIL, CompletedProcess, OutputChunk, OutputGap, ProcessInfo, failed
 from sandkeep.types import OutputStream, ProcessStatus, duration
-from sandkeep.wire import frames
 from sandkeep.wire.objects import CommandObject
-from sandkeep.wire.responses import CommandShown, StdinWritten
+from sandkeep.wire.responses import CommandShown
 
 LOOK_SECONDS = 8.0
 """How long one request waits for a process to end, before the next one does."""
-QUIET_SECONDS = 60.0
-"""The server gives a sign of life more often than this while it follows a log."""
-
-
-def items_of(answer: Answer) -> Generator[OutputItem, None, None]:
-    """The frames of an answer."""
-    reader = FrameReader()
-    for piece in answer.pieces:
-        for item in reader.feed(piece):
-            yield item
 
 
 class Process:
@@ -62,9 +51,13 @@ class Process:
     def __init__(self, transport: Transport, shown: CommandObject, *, stdin: bool) -> None:
         self._transport = transport
         self._info = ProcessInfo.of(shown)
-        self.stdin: StdinWriter | None = StdinWriter(self._write) if stdin else None
-        self.stdout: ByteReader = ByteReader(lambda: self._bytes_of(OutputStream.STDOUT))
-        self.stderr: ByteReader = ByteReader(lambda: self._bytes_of(OutputStream.STDERR))
+        # They know the process and not this handle: when that is dropped, so are they, and their connections.
+        log = partial(stream_of, transport, self.session_id, self.id)
+        self.stdin: StdinWriter | None = (
+            StdinWriter(partial(write_to, transport, self._path())) if stdin else None
+        )
+        self.stdout: ByteReader = ByteReader(partial(log, OutputStream.STDOUT))
+        self.stderr: ByteReader = ByteReader(partial(log, OutputStream.STDERR))
 
     def __repr__(self) -> str:
         return f"<Process {self.id} {self._info.command!r} {self._info.status.value}>"
@@ -326,45 +319,11 @@ class Process:
         Yields:
             Chunks, and gaps where the log outgrew its limit.
         """
-        attempt = 0
-        while True:
-            try:
-                with closing(self._items(offset, follow)) as items:
-                    for item in items:
-                        attempt = 0
-                        if isinstance(item, OutputEnd):
-                            return
-                        if isinstance(item, OutputChunk | OutputGap):
-                            offset = item.end
-                            yield item
-                if not follow:
-                    return
-                raise StreamClosed("the log ended without its end", process=self.id)
-            except TransportError:
-                attempt += 1
-                if attempt > 2 * retry.ATTEMPTS:
-                    raise
-                sleep(retry.backoff(attempt))
-
-    def _items(self, offset: int, follow: bool) -> Generator[OutputItem, None, None]:
-        with (
-            self._transport.stream(
-                "GET",
-                f"/v1/sessions/{self.session_id}/processes/{self.id}/output",
-                query={"offset": str(offset), "follow": "true" if follow else "false"},
-                headers={"Accept": frames.CONTENT_TYPE},
-                timeout=QUIET_SECONDS,
-            ) as answer,
-            closing(items_of(answer)) as items,
-        ):
+        with closing(
+            log_of(self._transport, self.session_id, self.id, offset, follow=follow)
+        ) as items:
             for item in items:
                 yield item
-
-    def _bytes_of(self, stream: OutputStream) -> Generator[bytes, None, None]:
-        with closing(self.output()) as items:
-            for item in items:
-                if isinstance(item, OutputChunk) and item.stream is stream:
-                    yield item.data
 
     def _collect(self, *, follow: bool, keep: int | None = None) -> tuple[bytes, bytes]:
         """Both streams; only the last ``keep`` bytes of each, if given."""
@@ -402,19 +361,6 @@ class Process:
             self.stdin.close()
         except (StdinUnavailable, NotFound):
             pass
-
-    def _write(self, data: bytes, offset: int, close: bool) -> int:
-        from base64 import b64encode
-
-        body: dict[str, object] = {"offset": offset}
-        if data:
-            body["data"] = b64encode(data).decode("ascii")
-        if close:
-            body["close"] = True
-        answer = self._transport.request(
-            "POST", f"{self._path()}/stdin", json=body, replay=not close, timeout=90.0
-        )
-        return read(StdinWritten, answer).bytes_written
 
     def _look(self, query: dict[str, str], *, timeout: float | None = None) -> ProcessInfo:
         self._learn(self._transport.request("GET", self._path(), query=query, timeout=timeout))

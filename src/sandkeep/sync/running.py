@@ -10,10 +10,11 @@ from typing import Any
 from sandkeep.errors import RequestTimeout, StreamClosed
 from sandkeep.sdk import bodies
 from sandkeep.sync.files import Files
-from sandkeep.sync.process import QUIET_SECONDS, Process, items_of
+from sandkeep.sync.process import Process
+from sandkeep.sync.processlog import items_of
 from sandkeep.sync.recovery import Recovery
 from sandkeep.sync.terminal import Terminal
-from sandkeep.sync.transport import Transport, read
+from sandkeep.sync.transport import QUIET_SECONDS, Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import shielded
 from sandkeep.sdk.output import OutputItem, OutputRecord
@@ -87,16 +88,14 @@ class Runner:
             kill_after=kill_after,
             stdin=input is not None,
         )
-        body.update(wait=True, logs=capture_output)
+        if timeout is None:
+            body.update(wait=True, logs=capture_output)
         with ExitStack() as held:
 
             def start() -> Started:
                 if timeout is None:
                     return self._recovery.run(lambda session: self._run(session, body, held))
-                process = self.create_process(
-                    command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
-                )
-                return process, None
+                return self._create(body)
 
             process, live = _known(command, start)
             return process.complete(
@@ -149,6 +148,8 @@ class Runner:
         Raises:
             ExecutableNotFound: there is no such program.
             ExecutableRefused: it is there and cannot be run.
+
+        When the caller is cancelled before it has the handle, the process is killed: nobody knows of it.
         """
         body = bodies.process(
             command,
@@ -161,12 +162,16 @@ class Runner:
             stdin=stdin,
         )
 
+        process, _ = _known(command, lambda: self._create(body))
+        return process
+
+    def _create(self, body: dict[str, Any]) -> Started:
         def send(session: str) -> Process:
             path = f"/v2/sandboxes/sessions/{session}/cmd"
             answer = self._transport.request("POST", path, json=body)
-            return Process(self._transport, read(CommandShown, answer).command, stdin=stdin)
+            return Process(self._transport, read(CommandShown, answer).command, stdin="attachStdin" in body)
 
-        return self._recovery.run(send)
+        return self._recovery.run(send), None
 
     def open_interactive(
         self,

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 
 from sandkeep.errors import (
@@ -15,34 +16,22 @@ from sandkeep.errors import (
     RequestTimeout,
     SessionStopped,
     StdinUnavailable,
-    StreamClosed,
     TransportError,
 )
 from sandkeep.sdk import bodies, retry
-from sandkeep.sdk._async.plain import Answer
+from sandkeep.sdk._async.processlog import log_of, stream_of, write_to
 from sandkeep.sdk._async.streams import ByteReader, StdinWriter
 from sandkeep.sdk._async.transport import Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.concurrent import shielded, sleep
-from sandkeep.sdk.output import FrameReader, OutputEnd, OutputItem, OutputRecord
+from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.values import TAIL, CompletedProcess, OutputChunk, OutputGap, ProcessInfo, failed
 from sandkeep.types import OutputStream, ProcessStatus, duration
-from sandkeep.wire import frames
 from sandkeep.wire.objects import CommandObject
-from sandkeep.wire.responses import CommandShown, StdinWritten
+from sandkeep.wire.responses import CommandShown
 
 LOOK_SECONDS = 8.0
 """How long one request waits for a process to end, before the next one does."""
-QUIET_SECONDS = 60.0
-"""The server gives a sign of life more often than this while it follows a log."""
-
-
-async def items_of(answer: Answer) -> AsyncGenerator[OutputItem, None]:
-    """The frames of an answer."""
-    reader = FrameReader()
-    async for piece in answer.pieces:
-        for item in reader.feed(piece):
-            yield item
 
 
 class Process:
@@ -61,9 +50,13 @@ class Process:
     def __init__(self, transport: Transport, shown: CommandObject, *, stdin: bool) -> None:
         self._transport = transport
         self._info = ProcessInfo.of(shown)
-        self.stdin: StdinWriter | None = StdinWriter(self._write) if stdin else None
-        self.stdout: ByteReader = ByteReader(lambda: self._bytes_of(OutputStream.STDOUT))
-        self.stderr: ByteReader = ByteReader(lambda: self._bytes_of(OutputStream.STDERR))
+        # They know the process and not this handle: when that is dropped, so are they, and their connections.
+        log = partial(stream_of, transport, self.session_id, self.id)
+        self.stdin: StdinWriter | None = (
+            StdinWriter(partial(write_to, transport, self._path())) if stdin else None
+        )
+        self.stdout: ByteReader = ByteReader(partial(log, OutputStream.STDOUT))
+        self.stderr: ByteReader = ByteReader(partial(log, OutputStream.STDERR))
 
     def __repr__(self) -> str:
         return f"<Process {self.id} {self._info.command!r} {self._info.status.value}>"
@@ -325,45 +318,11 @@ class Process:
         Yields:
             Chunks, and gaps where the log outgrew its limit.
         """
-        attempt = 0
-        while True:
-            try:
-                async with aclosing(self._items(offset, follow)) as items:
-                    async for item in items:
-                        attempt = 0
-                        if isinstance(item, OutputEnd):
-                            return
-                        if isinstance(item, OutputChunk | OutputGap):
-                            offset = item.end
-                            yield item
-                if not follow:
-                    return
-                raise StreamClosed("the log ended without its end", process=self.id)
-            except TransportError:
-                attempt += 1
-                if attempt > 2 * retry.ATTEMPTS:
-                    raise
-                await sleep(retry.backoff(attempt))
-
-    async def _items(self, offset: int, follow: bool) -> AsyncGenerator[OutputItem, None]:
-        async with (
-            self._transport.stream(
-                "GET",
-                f"/v1/sessions/{self.session_id}/processes/{self.id}/output",
-                query={"offset": str(offset), "follow": "true" if follow else "false"},
-                headers={"Accept": frames.CONTENT_TYPE},
-                timeout=QUIET_SECONDS,
-            ) as answer,
-            aclosing(items_of(answer)) as items,
-        ):
+        async with aclosing(
+            log_of(self._transport, self.session_id, self.id, offset, follow=follow)
+        ) as items:
             async for item in items:
                 yield item
-
-    async def _bytes_of(self, stream: OutputStream) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self.output()) as items:
-            async for item in items:
-                if isinstance(item, OutputChunk) and item.stream is stream:
-                    yield item.data
 
     async def _collect(self, *, follow: bool, keep: int | None = None) -> tuple[bytes, bytes]:
         """Both streams; only the last ``keep`` bytes of each, if given."""
@@ -401,19 +360,6 @@ class Process:
             await self.stdin.aclose()
         except (StdinUnavailable, NotFound):
             pass
-
-    async def _write(self, data: bytes, offset: int, close: bool) -> int:
-        from base64 import b64encode
-
-        body: dict[str, object] = {"offset": offset}
-        if data:
-            body["data"] = b64encode(data).decode("ascii")
-        if close:
-            body["close"] = True
-        answer = await self._transport.request(
-            "POST", f"{self._path()}/stdin", json=body, replay=not close, timeout=90.0
-        )
-        return read(StdinWritten, answer).bytes_written
 
     async def _look(self, query: dict[str, str], *, timeout: float | None = None) -> ProcessInfo:
         self._learn(await self._transport.request("GET", self._path(), query=query, timeout=timeout))

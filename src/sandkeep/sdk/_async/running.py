@@ -9,10 +9,11 @@ from typing import Any
 from sandkeep.errors import RequestTimeout, StreamClosed
 from sandkeep.sdk import bodies
 from sandkeep.sdk._async.files import Files
-from sandkeep.sdk._async.process import QUIET_SECONDS, Process, items_of
+from sandkeep.sdk._async.process import Process
+from sandkeep.sdk._async.processlog import items_of
 from sandkeep.sdk._async.recovery import Recovery
 from sandkeep.sdk._async.terminal import Terminal
-from sandkeep.sdk._async.transport import Transport, read
+from sandkeep.sdk._async.transport import QUIET_SECONDS, Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.concurrent import Opening, shielded
 from sandkeep.sdk.output import OutputItem, OutputRecord
@@ -86,16 +87,14 @@ class Runner:
             kill_after=kill_after,
             stdin=input is not None,
         )
-        body.update(wait=True, logs=capture_output)
+        if timeout is None:
+            body.update(wait=True, logs=capture_output)
         async with AsyncExitStack() as held:
 
             async def start() -> Started:
                 if timeout is None:
                     return await self._recovery.run(lambda session: self._run(session, body, held))
-                process = await self.create_process(
-                    command, args, cwd=cwd, env=env, sudo=sudo, stdin=input is not None, kill_after=kill_after
-                )
-                return process, None
+                return await self._create(body)
 
             process, live = await _known(command, start)
             return await process.complete(
@@ -148,6 +147,8 @@ class Runner:
         Raises:
             ExecutableNotFound: there is no such program.
             ExecutableRefused: it is there and cannot be run.
+
+        When the caller is cancelled before it has the handle, the process is killed: nobody knows of it.
         """
         body = bodies.process(
             command,
@@ -160,12 +161,16 @@ class Runner:
             stdin=stdin,
         )
 
+        process, _ = await _known(command, lambda: self._create(body))
+        return process
+
+    async def _create(self, body: dict[str, Any]) -> Started:
         async def send(session: str) -> Process:
             path = f"/v2/sandboxes/sessions/{session}/cmd"
             answer = await self._transport.request("POST", path, json=body)
-            return Process(self._transport, read(CommandShown, answer).command, stdin=stdin)
+            return Process(self._transport, read(CommandShown, answer).command, stdin="attachStdin" in body)
 
-        return await self._recovery.run(send)
+        return await self._recovery.run(send), None
 
     def open_interactive(
         self,
