@@ -175,7 +175,7 @@ def _share(user: User, area: Path) -> User:
     return User(user.name, user.uid, user.gid, user.home, user.subids, interpreter, pythonpath)
 
 
-def _has_subids(name: str) -> int | None:
+def subordinate_ids(name: str) -> int | None:
     try:
         for line in Path("/etc/subuid").read_text().splitlines():
             owner, start, count = line.split(":")
@@ -255,7 +255,7 @@ def ordinary_user(test_area: Path) -> Iterator[User]:
     if not (shutil.which("newuidmap") and shutil.which("newgidmap")):
         pytest.skip("newuidmap and newgidmap are not installed (package uidmap)")
     if not IS_ROOT:
-        mine = _has_subids(os.environ.get("USER", ""))
+        mine = subordinate_ids(os.environ.get("USER", ""))
         if mine is None:
             pytest.skip("the user running the tests has no range in /etc/subuid")
         yield _myself(test_area, subids=mine)
@@ -270,7 +270,7 @@ def ordinary_user(test_area: Path) -> Iterator[User]:
 def single_user(test_area: Path) -> Iterator[User]:
     """A user with no subordinate ids, so that a user namespace of its own can map one id only."""
     if not IS_ROOT:
-        if _has_subids(os.environ.get("USER", "")) is not None:
+        if subordinate_ids(os.environ.get("USER", "")) is not None:
             pytest.skip("the user running the tests has a range in /etc/subuid")
         yield _myself(test_area, subids=None)
         return

@@ -12,6 +12,7 @@ import pytest
 from sandkeep.host import worker
 from sandkeep.types import Mount, SandboxSpec, SnapshotSource
 from tests.engine.englab import EngineLab
+from tests.modes import ONE_ID
 from tests.patience import until
 
 DEEP = 30
@@ -113,10 +114,11 @@ def test_the_layers_of_a_drive_are_folded_too(lab: EngineLab) -> None:
 
 def test_what_is_set_on_the_root_of_a_filesystem_lasts(lab: EngineLab) -> None:
     lab.do(lab.engine.drives.get_or_create(lab.project, "owned", region="local"))
+    owner = "0:0" if ONE_ID else "7:8"
     first = lab.create("rooted", mounts={"/data": Mount("owned")})
-    lab.sh(first.session.id, "chmod 1777 /; chown 7:8 /data; chmod 750 /data", sudo=True)
+    lab.sh(first.session.id, f"chmod 1777 /; chown {owner} /data; chmod 750 /data", sudo=True)
     for _ in range(2):
         session = lab.engine.sandboxes.get(lab.project, "rooted").session
         lab.do(lab.engine.sessions.stop(lab.project, session.id))
         again = lab.do(lab.engine.sandboxes.resume(lab.project, "rooted"))
-        assert lab.sh(again.session.id, "stat -c '%a %u:%g' / /data") == "1777 0:0\n750 7:8\n"
+        assert lab.sh(again.session.id, "stat -c '%a %u:%g' / /data") == f"1777 0:0\n750 {owner}\n"

@@ -14,7 +14,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from sandkeep.errors import InvalidRequest, LimitReached, NotFound, PathError
+from sandkeep.errors import HostCannot, InvalidRequest, LimitReached, NotFound, PathError
 from sandkeep.linux import syscalls
 
 ACCOUNT_FILE_LIMIT = 1 << 20
@@ -68,7 +68,8 @@ class Accounts:
 
         A uid needs no row in ``/etc/passwd``; its group is then the one of the same number. A group named
         explicitly replaces the primary group and leaves no supplementary ones.
-        Raises ``NotFound`` (kind ``user`` or ``group``), ``InvalidRequest`` for an id out of range.
+        Raises ``NotFound`` (kind ``user`` or ``group``), ``InvalidRequest`` for an id out of range, and
+        ``HostCannot`` where there is one id only.
         """
         wanted = default if user is None else user
         name, colon, group = str(wanted).partition(":")
@@ -88,7 +89,11 @@ class Accounts:
             if len(row) < 7:
                 continue
             uid, gid = _number(row[2]), _number(row[3])
-            if uid is None or gid is None or uid >= self._ids or gid >= self._ids:
+            if uid is None or gid is None:
+                continue
+            if uid >= self._ids or gid >= self._ids:
+                if row[0] == name:
+                    self._check_range(max(uid, gid), "user")
                 continue
             if row[0] != name and (uid != number or by_number is not None):
                 continue
@@ -133,6 +138,13 @@ class Accounts:
         return tuple(sorted(found)[:65536])
 
     def _check_range(self, number: int, field: str) -> None:
+        if number >= self._ids == 1:
+            raise HostCannot(
+                "everybody in this session is root",
+                part="users",
+                why="the user who runs sandkeep has no subordinate ids, so there is one id inside",
+                hint="'sandkeep doctor' says how to get subordinate ids",
+            )
         if number >= self._ids:
             raise InvalidRequest(f"{field} {number} is not below {self._ids}", field=field)
 

@@ -10,6 +10,7 @@ import pytest
 import sandkeep
 from sandkeep.errors import (
     ExecutableNotFound,
+    HostCannot,
     InvalidRequest,
     NotFound,
     PathExists,
@@ -17,6 +18,7 @@ from sandkeep.errors import (
     ProcessTimeout,
     StdinUnavailable,
 )
+from tests.modes import ONE_ID, needs_one_id, needs_users
 from tests.patience import ENOUGH, longer_and_longer
 
 pytestmark = pytest.mark.anyio
@@ -72,7 +74,7 @@ async def test_where_with_what_and_as_whom() -> None:
         show = ["-c", "pwd; echo $A $B; id -u"]
         done = await box.run_process("sh", show, cwd="below", env={"B": "process"}, capture_output=True)
         where, variables, uid = done.stdout_text.split("\n")[:3]
-        assert where == f"{box.cwd}/below" and variables == "sandbox process" and uid != "0"
+        assert where == f"{box.cwd}/below" and variables == "sandbox process" and (uid == "0") == ONE_ID
         done = await box.run_process("id", ["-u"], sudo=True, capture_output=True)
         assert done.stdout == b"0\n"
 
@@ -87,11 +89,11 @@ async def test_a_missing_program_is_an_error_of_its_own() -> None:
 
 async def test_a_timeout_kills_and_keeps_what_was_printed() -> None:
     async with sandkeep.create_sandbox() as box:
-        for milliseconds in longer_and_longer(500):
-            began = time.monotonic()
+        limits = longer_and_longer(500)
+        while True:
+            began, limit = time.monotonic(), next(limits) / 1000
             with pytest.raises(ProcessTimeout) as late:
                 script = "echo so far; sleep 600"
-                limit = milliseconds / 1000
                 await box.run_process("sh", ["-c", script], timeout=limit, capture_output=True)
             assert time.monotonic() - began < limit + ENOUGH
             if late.value.stdout:
@@ -103,11 +105,12 @@ async def test_a_timeout_kills_and_keeps_what_was_printed() -> None:
 
 async def test_kill_after_ends_it_from_the_other_side_with_its_output() -> None:
     async with sandkeep.create_sandbox() as box:
-        for limit in longer_and_longer(500):
+        limits = longer_and_longer(500)
+        while True:
             done = await box.run_process(
                 "sh",
                 ["-c", "echo so far; sleep 60 & sleep 60"],
-                kill_after=timedelta(milliseconds=limit),
+                kill_after=timedelta(milliseconds=next(limits)),
                 capture_output=True,
             )
             if done.stdout:
@@ -126,10 +129,10 @@ async def test_a_handle_waits_polls_and_signals() -> None:
         await process.kill()
         assert process.returncode == 143, "it had ended"
         script = "trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done"
-        ended = await box.create_process("sh", ["-c", script])
-        assert await ended.stdout.readline() == b"ready\n"
-        await ended.send_signal("usr1")
-        assert await ended.wait(timeout=ENOUGH) == 5
+        async with await box.create_process("sh", ["-c", script]) as ended:
+            assert await ended.stdout.readline() == b"ready\n"
+            await ended.send_signal("usr1")
+            assert await ended.wait(timeout=ENOUGH) == 5
         with pytest.raises(InvalidRequest):
             await ended.send_signal("nonsense")
 
@@ -160,9 +163,10 @@ async def test_communicate_returns_everything_and_keeps_it_on_a_timeout() -> Non
         process = await box.create_process("sh", ["-c", "cat; echo end >&2"], stdin=True)
         assert await process.communicate(b"input") == (b"input", b"end\n")
         process = await box.create_process("sh", ["-c", "echo early; sleep 600"])
-        for milliseconds in longer_and_longer(300):
+        limits = longer_and_longer(300)
+        while True:
             with pytest.raises(ProcessTimeout) as late:
-                await process.communicate(timeout=milliseconds / 1000)
+                await process.communicate(timeout=next(limits) / 1000)
             if late.value.stdout:
                 break
         assert late.value.stdout == b"early\n"
@@ -197,6 +201,7 @@ async def test_processes_are_found_again_by_id_in_whatever_session() -> None:
     async with sandkeep.create_sandbox() as box:
         process = await box.create_process("echo", ["hello"])
         assert [found.id for found in await box.processes()] == [process.id]
+        await process.wait()
         session = box.current_session.id
         await box.stop()
         await box.run_process("true")
@@ -219,6 +224,15 @@ async def test_a_process_belongs_to_its_session() -> None:
             await box.get_process(process.id, session_id=box.current_session.id)
 
 
+@needs_one_id
+async def test_where_everybody_is_root_users_are_refused() -> None:
+    async with sandkeep.create_sandbox() as box:
+        with pytest.raises(HostCannot, match="everybody"):
+            await box.create_user("alice")
+        assert "alice" not in await box.fs.read_text("/etc/passwd")
+
+
+@needs_users
 async def test_users_have_their_own_files_and_processes() -> None:
     async with sandkeep.create_sandbox() as box:
         alice = await box.create_user("alice")
@@ -244,6 +258,7 @@ async def test_a_terminal_echoes_resizes_and_ends() -> None:
         assert terminal.returncode == 4 and await terminal.wait() == 4
 
 
+@needs_users
 async def test_a_terminal_of_a_user_is_theirs_alone() -> None:
     async with sandkeep.create_sandbox() as box:
         alice = await box.create_user("alice")

@@ -11,6 +11,7 @@ import pytest
 from sandkeep import sync as sandkeep
 from sandkeep.errors import (
     ExecutableNotFound,
+    HostCannot,
     InvalidRequest,
     NotFound,
     PathExists,
@@ -18,6 +19,7 @@ from sandkeep.errors import (
     ProcessTimeout,
     StdinUnavailable,
 )
+from tests.modes import ONE_ID, needs_one_id, needs_users
 from tests.patience import ENOUGH, longer_and_longer
 
 EVERY_BYTE = bytes(range(256))
@@ -71,7 +73,7 @@ def test_where_with_what_and_as_whom() -> None:
         show = ["-c", "pwd; echo $A $B; id -u"]
         done = box.run_process("sh", show, cwd="below", env={"B": "process"}, capture_output=True)
         where, variables, uid = done.stdout_text.split("\n")[:3]
-        assert where == f"{box.cwd}/below" and variables == "sandbox process" and uid != "0"
+        assert where == f"{box.cwd}/below" and variables == "sandbox process" and (uid == "0") == ONE_ID
         done = box.run_process("id", ["-u"], sudo=True, capture_output=True)
         assert done.stdout == b"0\n"
 
@@ -86,11 +88,11 @@ def test_a_missing_program_is_an_error_of_its_own() -> None:
 
 def test_a_timeout_kills_and_keeps_what_was_printed() -> None:
     with sandkeep.create_sandbox() as box:
-        for milliseconds in longer_and_longer(500):
-            began = time.monotonic()
+        limits = longer_and_longer(500)
+        while True:
+            began, limit = time.monotonic(), next(limits) / 1000
             with pytest.raises(ProcessTimeout) as late:
                 script = "echo so far; sleep 600"
-                limit = milliseconds / 1000
                 box.run_process("sh", ["-c", script], timeout=limit, capture_output=True)
             assert time.monotonic() - began < limit + ENOUGH
             if late.value.stdout:
@@ -102,11 +104,12 @@ def test_a_timeout_kills_and_keeps_what_was_printed() -> None:
 
 def test_kill_after_ends_it_from_the_other_side_with_its_output() -> None:
     with sandkeep.create_sandbox() as box:
-        for limit in longer_and_longer(500):
+        limits = longer_and_longer(500)
+        while True:
             done = box.run_process(
                 "sh",
                 ["-c", "echo so far; sleep 60 & sleep 60"],
-                kill_after=timedelta(milliseconds=limit),
+                kill_after=timedelta(milliseconds=next(limits)),
                 capture_output=True,
             )
             if done.stdout:
@@ -125,10 +128,10 @@ def test_a_handle_waits_polls_and_signals() -> None:
         process.kill()
         assert process.returncode == 143, "it had ended"
         script = "trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done"
-        ended = box.create_process("sh", ["-c", script])
-        assert ended.stdout.readline() == b"ready\n"
-        ended.send_signal("usr1")
-        assert ended.wait(timeout=ENOUGH) == 5
+        with box.create_process("sh", ["-c", script]) as ended:
+            assert ended.stdout.readline() == b"ready\n"
+            ended.send_signal("usr1")
+            assert ended.wait(timeout=ENOUGH) == 5
         with pytest.raises(InvalidRequest):
             ended.send_signal("nonsense")
 
@@ -159,9 +162,10 @@ def test_communicate_returns_everything_and_keeps_it_on_a_timeout() -> None:
         process = box.create_process("sh", ["-c", "cat; echo end >&2"], stdin=True)
         assert process.communicate(b"input") == (b"input", b"end\n")
         process = box.create_process("sh", ["-c", "echo early; sleep 600"])
-        for milliseconds in longer_and_longer(300):
+        limits = longer_and_longer(300)
+        while True:
             with pytest.raises(ProcessTimeout) as late:
-                process.communicate(timeout=milliseconds / 1000)
+                process.communicate(timeout=next(limits) / 1000)
             if late.value.stdout:
                 break
         assert late.value.stdout == b"early\n"
@@ -196,6 +200,7 @@ def test_processes_are_found_again_by_id_in_whatever_session() -> None:
     with sandkeep.create_sandbox() as box:
         process = box.create_process("echo", ["hello"])
         assert [found.id for found in box.processes()] == [process.id]
+        process.wait()
         session = box.current_session.id
         box.stop()
         box.run_process("true")
@@ -218,6 +223,15 @@ def test_a_process_belongs_to_its_session() -> None:
             box.get_process(process.id, session_id=box.current_session.id)
 
 
+@needs_one_id
+def test_where_everybody_is_root_users_are_refused() -> None:
+    with sandkeep.create_sandbox() as box:
+        with pytest.raises(HostCannot, match="everybody"):
+            box.create_user("alice")
+        assert "alice" not in box.fs.read_text("/etc/passwd")
+
+
+@needs_users
 def test_users_have_their_own_files_and_processes() -> None:
     with sandkeep.create_sandbox() as box:
         alice = box.create_user("alice")
@@ -243,6 +257,7 @@ def test_a_terminal_echoes_resizes_and_ends() -> None:
         assert terminal.returncode == 4 and terminal.wait() == 4
 
 
+@needs_users
 def test_a_terminal_of_a_user_is_theirs_alone() -> None:
     with sandkeep.create_sandbox() as box:
         alice = box.create_user("alice")

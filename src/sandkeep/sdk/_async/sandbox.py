@@ -160,7 +160,9 @@ class Sandbox(KnownSandbox, Runner):
         Raises:
             PathExists: there is one of that name.
             ProcessFailed: the sandbox's ``useradd`` would not.
+            HostCannot: everybody is root inside, the server's user having no subordinate ids.
         """
+        await self.as_user("1").fs.exists("/")  # refused where there are no others
         made = await self.run_process(
             "useradd",
             ["--create-home", "--user-group", "--shell", "/bin/bash", "--", name],
