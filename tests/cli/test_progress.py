@@ -112,5 +112,14 @@ def test_colours_are_left_out_when_they_are_not_wanted(cli: Program, box: str) -
     assert b"\033[32mrunning" in cli.on_terminal(*lines)
     for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert b"\033" not in cli.on_terminal(*lines, env=env)
+
+
+def test_a_terminal_that_cannot_erase_a_line_is_shown_none(server: ServerProcess, name: str) -> None:
+    with far_away(server, rate=2000) as slowly:
+        assert b"\r\033" not in slowly.on_terminal("create", "--name", name, env={"TERM": "dumb"})
+        slowly("rm", name)
+
+
+def test_errors_are_coloured_unless_unwanted(cli: Program) -> None:
     assert b"\033[31msandkeep:" in cli.on_terminal("stop", "no-such-sandbox", status=1)
-    assert b"\033" not in cli.on_terminal("stop", "no-such-sandbox", status=1, env={"NO_COLOR": "1"})
+    assert b"\033[31m" not in cli.on_terminal("stop", "no-such-sandbox", status=1, env={"NO_COLOR": "1"})

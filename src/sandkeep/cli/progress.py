@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 import time
@@ -24,8 +25,8 @@ _ERASE: Final = "\r\033[K"
 
 
 def visible(*, quiet: bool) -> bool:
-    """Whether somebody is there to see it."""
-    return not quiet and sys.stderr.isatty()
+    """Whether somebody is there to see it, on a terminal that can erase a line."""
+    return not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
