@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.errors import NotFound
+from sandkeep.errors import HostCannot, NotFound
 from tests.conftest import IS_ROOT
 from tests.host import imagekit
 from tests.host.test_images_sessions import holds
@@ -259,6 +259,9 @@ def test_one_id_is_one_user(lab: Lab) -> None:
         _ok(box.sh("useradd -m bob"))
         assert _ok(box.sh("su bob -c 'id -u'")) == "0\n"
         assert box.sh("sudo -u bob id -u").code != 0
+        for user in ("bob", "1000"):
+            with pytest.raises(HostCannot, match="everybody"):
+                box.start("id", user=user)
         # So packages with users install, and everything they made is root's.
         _ok(_install(box))
         look = "stat -c '%U %a' /usr/lib/tool/suid; /usr/lib/tool/suid -un; getcap /usr/lib/tool/capable"
