@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from sandkeep.errors import SandkeepError
 from sandkeep.host.driver import Limits, ProcessSpec, SessionRef, SessionSpec
-from sandkeep.host.native.driver import Mode, NativeDriver
+from sandkeep.host.native.driver import NativeDriver
+from sandkeep.host.native.mode import Mode
 from sandkeep.host.rootfs import Rootfs
 from sandkeep.host.storage import Storage
 from sandkeep.supervisor.outputlog import STDERR, STDOUT, Chunk, Gap, Item

@@ -45,8 +45,8 @@ def _elsewhere(lab: Lab, code: str, *args: str) -> subprocess.Popen[str]:
 
 
 def _zygote(lab: Lab) -> int:
-    assert lab.driver._zygote is not None
-    return lab.driver._zygote.pid
+    assert lab.driver.zygote.pid is not None
+    return lab.driver.zygote.pid
 
 
 def _workers(lab: Lab) -> list[int]:

@@ -86,8 +86,8 @@ def _fds(pid: int) -> list[str]:
 def _picture(lab: Lab) -> dict[str, list[str]]:
     """Everything of the caller, the zygote and the disk that must not grow."""
     gc.collect()
-    assert lab.driver._zygote is not None
-    zygote = lab.driver._zygote.pid
+    zygote = lab.driver.zygote.pid
+    assert zygote is not None
     picture = {
         "descriptors here": _fds(os.getpid()),
         "mounts here": sorted(Path("/proc/self/mountinfo").read_text().splitlines()),

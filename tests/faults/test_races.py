@@ -153,8 +153,8 @@ def test_the_zygote_dying_during_creates_fails_none_of_them(lab: Lab) -> None:
     async def killer() -> None:
         for _ in range(4):
             await asyncio.sleep(0.04)
-            if (zygote := lab.driver._zygote) is not None and zygote.poll() is None:
-                zygote.kill()
+            if (zygote := lab.driver.zygote.pid) is not None:
+                os.kill(zygote, signal.SIGKILL)
 
     async def all_of_them() -> None:
         await asyncio.wait_for(
@@ -176,7 +176,7 @@ def test_a_supervisor_that_comes_late_finds_its_session_given_up(lab: Lab) -> No
     replace_json(f"{directory}/spec.json", SessionSpec(session="late", rootfs=rootfs).to_json())
     assert lab.do(driver.state(ref))["status"] == "aborted"
     lab.do(driver.start())
-    answer = json.loads(lab.do(driver._ask_for("late"))[0])
+    answer = json.loads(lab.do(driver.zygote.ask("late"))[0])
     assert answer["error"]["code"] == WrongState.code
     assert lab.do(driver.state(ref))["status"] == "aborted"
     until = time.monotonic() + ENOUGH

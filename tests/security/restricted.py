@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 
 from sandkeep.errors import IsolationUnavailable
-from sandkeep.host.native.driver import Mode
+from sandkeep.host.native.mode import Mode
 from sandkeep.linux import syscalls
 from tests.lab import Lab
 

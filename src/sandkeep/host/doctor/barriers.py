@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pwd
 import shutil
 import signal
 import socket
 import struct
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sandkeep.errors import IsolationUnavailable
 from sandkeep.host.doctor.finding import Finding
 from sandkeep.host.doctor.trial import Steps, attempt
+from sandkeep.host.native import mode
 from sandkeep.linux import netlink
 from sandkeep.linux import syscalls as sc
 
@@ -338,25 +338,8 @@ def _detached_overlay(store: int) -> int:
 # --- subordinate ids -----------------------------------------------------------------------------------
 
 
-def _range_of(file: str, names: set[str]) -> tuple[int, int] | None:
-    try:
-        with open(file, encoding="utf-8") as lines:
-            for line in lines:
-                owner, _, numbers = line.strip().partition(":")
-                if owner in names:
-                    start, _, count = numbers.partition(":")
-                    return int(start), int(count)
-    except (OSError, ValueError):
-        pass
-    return None
-
-
 def _subordinate_ids() -> Finding:
-    uid = os.getuid()
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        name = str(uid)
+    name = mode.own_name()
     single = "sessions have one id only: no other users, no chown inside"
     missing_tools = [tool for tool in ("newuidmap", "newgidmap") if not shutil.which(tool)]
     if missing_tools:
@@ -367,21 +350,20 @@ def _subordinate_ids() -> Finding:
             "install the package uidmap (shadow-utils elsewhere)",
         )
     add = f"as root: usermod --add-subuids START-END --add-subgids START-END {name} (at least {_IDS} ids)"
-    ranges = [_range_of(file, {name, str(uid)}) for file in ("/etc/subuid", "/etc/subgid")]
-    for found, file in zip(ranges, ("/etc/subuid", "/etc/subgid"), strict=True):
-        if found is None or found[1] < _IDS - 1:
+    ranges = [mode.range_in(file) for file in mode.SUBORDINATE_FILES]
+    for found, file in zip(ranges, mode.SUBORDINATE_FILES, strict=True):
+        if found is None:
             return Finding("subordinate ids", "degraded", f"{single} (no range for {name} in {file})", add)
-    failure = _try_newidmap(ranges[0], ranges[1])
+    failure = _try_newidmap()
     if failure:
         return Finding(
             "subordinate ids", "degraded", f"{single} ({failure})", "newuidmap must be setuid root"
         )
     assert ranges[0] is not None
-    return Finding("subordinate ids", "works", f"{ranges[0][1]} ids from {ranges[0][0]}, tried")
+    return Finding("subordinate ids", "works", f"{len(ranges[0])} ids from {ranges[0].start}, tried")
 
 
-def _try_newidmap(uids: tuple[int, int] | None, gids: tuple[int, int] | None) -> str:
-    assert uids is not None and gids is not None
+def _try_newidmap() -> str:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -395,12 +377,10 @@ def _try_newidmap(uids: tuple[int, int] | None, gids: tuple[int, int] | None) ->
     try:
         if not os.read(read, 1):
             return "no user namespace to map"
-        for tool, own, (start, _) in (("newuidmap", os.getuid(), uids), ("newgidmap", os.getgid(), gids)):
-            argv = [tool, str(pid), "0", str(own), "1", "1", str(start), str(_IDS - 1)]
-            done = subprocess.run(argv, capture_output=True, text=True)
-            if done.returncode:
-                return done.stderr.strip() or f"{tool} failed"
+        mode.map_ids(pid)
         return ""
+    except IsolationUnavailable as error:
+        return error.message
     finally:
         os.close(read)
         os.kill(pid, signal.SIGKILL)

@@ -6,21 +6,15 @@ import asyncio
 import fcntl
 import json
 import os
-import pwd
 import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from sandkeep.errors import (
-    IsolationUnavailable,
     NotFound,
     SessionStopped,
-    TransportError,
     WrongState,
     from_json,
 )
@@ -28,69 +22,18 @@ from sandkeep.host import control
 from sandkeep.host.driver import Capabilities, Download, ProcessSpec, SessionRef, SessionSpec, Upload
 from sandkeep.host.layers.btrfs import create_data_directory
 from sandkeep.host.native import network
-from sandkeep.linux import cgroup, sockets
+from sandkeep.host.native.mode import Mode, choose_mode
+from sandkeep.host.native.zygote_client import LAST_BREATH_SECONDS, ZygoteClient
+from sandkeep.linux import cgroup
 from sandkeep.supervisor.outputlog import Item, OutputReader
 from sandkeep.supervisor.process import last_record, replace_json
 
-Mode = Literal["root", "subuid", "single"]
-
-_START_SECONDS: Final = 30.0
-_SUBORDINATE: Final = 65_535
 _NO_ANSWER: Final = b'{"error": {"code": "internal_error", "message": "the supervisor died while starting"}}'
-_LAST_BREATH_SECONDS: Final = 0.02
-"""A dying process closes its descriptors one by one; wait this long before concluding from the others."""
 _ENDED: Final = ("stopped", "aborted")
 
 
 def _unknown(session: str) -> NotFound:
     return NotFound(f"no session {session} on this host", kind="session", name=session)
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(sock)
-
-
-def choose_mode() -> Mode:
-    """Real root, else a subordinate id range if this user has one, else the single id everyone has."""
-    if os.geteuid() == 0:
-        return "root"
-    if shutil.which("newuidmap") and shutil.which("newgidmap") and subordinate_ids() is not None:
-        return "subuid"
-    return "single"
-
-
-def subordinate_ids() -> tuple[int, int] | None:
-    """The first subordinate uid and gid of this user, when both ranges are large enough."""
-    found = []
-    for path in ("/etc/subuid", "/etc/subgid"):
-        start = _range_in(path)
-        if start is None:
-            return None
-        found.append(start)
-    return found[0], found[1]
-
-
-def _range_in(path: str) -> int | None:
-    uid = os.getuid()
-    try:
-        names = {str(uid), pwd.getpwuid(uid).pw_name}
-    except KeyError:
-        names = {str(uid)}
-    try:
-        with open(path, encoding="utf-8") as handle:
-            rows = [line.strip().split(":") for line in handle]
-    except OSError:
-        return None
-    for row in rows:
-        if len(row) == 3 and row[0] in names and row[2].isdigit() and int(row[2]) >= _SUBORDINATE:
-            return int(row[1])
-    return None
 
 
 _Answer = asyncio.Future[dict[str, Any]]
@@ -107,120 +50,23 @@ class NativeDriver:
         self.host = host
         self.data_dir = os.path.abspath(data_dir)
         self.mode: Mode = mode or choose_mode()
-        self._pool = pool
-        self._zygote: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self.zygote = ZygoteClient(self.data_dir, self.mode, pool)
         self._controls: dict[SessionRef, control.Control] = {}
-        self._limits: dict[str, str] = {}
         self._forgetting: dict[SessionRef, asyncio.Future[None]] = {}
-        self._starting = asyncio.Lock()
         self._firsts: _Announcements = {}
         self._ends: _Announcements = {}
         """Of processes started from here: what their supervisor will say of first output and end."""
         self._listeners: dict[SessionRef, list[int]] = {}
         """Came with the answer to a create, and nobody has asked for them yet."""
 
-    # --- the zygote --------------------------------------------------------------------------------------
-
     async def start(self) -> None:
         """Start the zygote, or do nothing if it runs. Called again by itself should the zygote have died."""
-        async with self._starting:
-            if self._zygote_listens():
-                return
+        if not os.path.isdir(f"{self.data_dir}/empty"):
             create_data_directory(self.data_dir)
             for name in ("sessions", "empty"):
                 os.makedirs(f"{self.data_dir}/{name}", mode=0o755, exist_ok=True)
             os.chmod(self.data_dir, 0o700)
-            await asyncio.get_running_loop().run_in_executor(None, self._launch)
-
-    def _zygote_listens(self) -> bool:
-        # Asked of the socket: a killed process can take a moment before there is a status to wait for.
-        try:
-            return self._socket is not None and bool(
-                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            )
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-
-    def _launch(self) -> None:
-        self._close_zygote()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket = ours
-        script = os.path.join(os.path.dirname(__file__), "start_zygote.py")
-        with theirs:
-            self._zygote = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-E",
-                    script,
-                    str(theirs.fileno()),
-                    self.data_dir,
-                    self.mode,
-                    str(self._pool),
-                ],
-                env={},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
-        ours.settimeout(_START_SECONDS)
-        message = self._hear(ours)
-        if "map" in message:
-            self._map_ids(self._zygote.pid)
-            ours.send(b"mapped")
-            message = self._hear(ours)
-        if "error" in message:
-            self._close_zygote()
-            raise from_json(message["error"])
-        ours.settimeout(None)
-        self._limits = {
-            name: "" if item["usable"] else item["why"] for name, item in message["limits"].items()
-        }
-
-    def _hear(self, sock: socket.socket) -> dict[str, Any]:
-        try:
-            data = sock.recv(1 << 16)
-        except TimeoutError:
-            data = b""
-        if not data:
-            self._close_zygote()
-            raise TransportError("the zygote ended while starting", hint="run 'sandkeep doctor'")
-        message: dict[str, Any] = json.loads(data)
-        return message
-
-    def _map_ids(self, pid: int) -> None:
-        ranges = subordinate_ids()
-        if ranges is None:
-            raise IsolationUnavailable(
-                "no subordinate id range for this user",
-                part="id-range",
-                why="/etc/subuid and /etc/subgid name none",
-                hint="add one with usermod --add-subuids, or use the single-id mode",
-            )
-        own = (os.getuid(), os.getgid())
-        for program, inside, first in zip(("newuidmap", "newgidmap"), own, ranges, strict=True):
-            command = [program, str(pid), "0", str(inside), "1", "1", str(first), str(_SUBORDINATE)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                self._close_zygote()
-                raise IsolationUnavailable(
-                    f"{program} failed: {done.stderr.strip()}",
-                    part="id-range",
-                    why=done.stderr.strip(),
-                    hint="run 'sandkeep doctor'",
-                )
-
-    def _close_zygote(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._zygote is not None:
-            self._zygote.wait()
-            self._zygote = None
+        await self.zygote.start()
 
     async def close(self) -> None:
         """Let the zygote go. Sessions stay."""
@@ -229,16 +75,16 @@ class NativeDriver:
         self._controls.clear()
         for ref in list(self._listeners):
             self._drop_listeners(ref)
-        await asyncio.get_running_loop().run_in_executor(None, self._close_zygote)
+        await self.zygote.close()
 
     def spawn(self, argv: list[str], fd: int, environment: dict[str, str]) -> None:
         """Run a program beside the zygote, in its namespaces, with ``fd`` as its descriptor 3."""
-        assert self._socket is not None
-        sockets.send(self._socket, json.dumps({"spawn": argv, "env": environment}).encode(), [fd])
+        self.zygote.spawn(argv, fd, environment)
 
     def capabilities(self) -> Capabilities:
-        freeze = "cgroup" if not self._limits.get("freeze", "unknown") else "signals"
-        limits = {name: self._limits.get(name, "not probed yet") for name in ("memory", "cpu", "pids")}
+        known = self.zygote.limits
+        freeze = "cgroup" if not known.get("freeze", "unknown") else "signals"
+        limits = {name: known.get(name, "not probed yet") for name in ("memory", "cpu", "pids")}
         return Capabilities(tier="native", mode=self.mode, freeze=freeze, limits=limits)
 
     # --- sessions ----------------------------------------------------------------------------------------
@@ -259,7 +105,7 @@ class NativeDriver:
             raise WrongState(f"session {spec.session} exists", session=spec.session) from None
         try:
             replace_json(f"{directory}/spec.json", spec.to_json())
-            data, fds = await self._ask_for(spec.session, network=network)
+            data, fds = await self.zygote.ask(spec.session, network=network)
             answer = json.loads(data or _NO_ANSWER)
             if "error" in answer:
                 raise from_json(answer["error"])
@@ -271,35 +117,6 @@ class NativeDriver:
             self._listeners[SessionRef(self.host, spec.session, spec.generation)] = fds
         state: dict[str, Any] = answer["state"]
         return state
-
-    async def _ask_for(self, session: str, *, network: bool = False) -> tuple[bytes, list[int]]:
-        """Ask the zygote, or its successor if it died with the request in hand and nobody is starting it."""
-        asked = self._socket
-        answer = await self._ask_zygote(session, network)
-        if not answer[0]:
-            await asyncio.sleep(_LAST_BREATH_SECONDS)
-            if self._socket is not asked or not self._zygote_listens():
-                await self.start()
-                answer = await self._ask_zygote(session, network)
-        return answer
-
-    async def _ask_zygote(self, session: str, network: bool) -> tuple[bytes, list[int]]:
-        """Have a session started; what its supervisor says about that, or nothing if there is none."""
-        request = json.dumps({"session": session, "network": network}).encode()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours:
-            ours.setblocking(False)
-            with theirs:
-                assert self._socket is not None
-                try:
-                    sockets.send(self._socket, request, [theirs.fileno()])
-                except (BrokenPipeError, ConnectionResetError):
-                    return b"", []
-            await _readable(ours)
-            try:
-                return sockets.receive(ours)
-            except ConnectionResetError:
-                return b"", []
 
     def control(self, ref: SessionRef) -> control.Control:
         """The connection to a session's supervisor; made when first needed, shared afterwards."""
@@ -357,7 +174,7 @@ class NativeDriver:
             if given_up is not None:
                 return given_up
             # Its supervisor lives and does not answer yet, or not any more: either takes a moment only.
-            await asyncio.sleep(_LAST_BREATH_SECONDS)
+            await asyncio.sleep(LAST_BREATH_SECONDS)
 
     def _give_up(self, ref: SessionRef) -> dict[str, Any] | None:
         """Write down that nobody runs a session, for good; ``None`` when somebody does.
