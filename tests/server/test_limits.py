@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import time
+from functools import partial
 
 import httpx
 import pytest
+import uvicorn
 
+from sandkeep.server import listen
+from sandkeep.server.http import Receive, Reply, Request, Scope, Send
 from tests.server.conftest import Box, scoped
 from tests.server.harness import PROJECT, ServerProcess
 from tests.server.test_sandboxes import refused
@@ -90,3 +96,84 @@ def test_the_document_describes_every_route(api: httpx.Client) -> None:
     operations = [method for path in document["paths"].values() for method in path.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations) > 50
     assert {"/v3/sandboxes", "/v2/sandboxes/sessions/{session}/cmd", "/v1/events"} <= document["paths"].keys()
+
+
+def exchange(server: ServerProcess, *pieces: bytes) -> bytes:
+    """What comes back for these bytes, until the server closes the connection."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    data = b""
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
+        for piece in pieces:
+            sock.sendall(piece)
+            time.sleep(0.05)
+        while piece := sock.recv(65536):
+            data += piece
+    return data
+
+
+def head(server: ServerProcess, line: str, *fields: str) -> bytes:
+    always = ("host: x", f"authorization: Bearer {server.token}")
+    return "\r\n".join([f"{line} HTTP/1.1", *always, *fields, "", ""]).encode()
+
+
+def test_a_request_that_turns_out_to_be_malformed_has_done_nothing(server: ServerProcess, box: Box) -> None:
+    for line in (f"POST {box.path}/stop", f"DELETE /v2/sandboxes/{box.name}"):
+        answer = exchange(server, head(server, line, "transfer-encoding: xchunked"))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        answer = exchange(server, head(server, line, "transfer-encoding: chunked"), b"nonsense\r\n")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+    assert box.run("true").status_code == 200
+
+
+def test_a_wish_for_another_protocol_is_not_granted_and_costs_nothing(
+    server: ServerProcess, box: Box
+) -> None:
+    """As HTTP/2 clients that were given a plain URL send it, with whatever they send first."""
+    body = b'{"command": "echo", "args": ["hi"], "wait": true, "logs": true}'
+    run = f"POST {box.path}/cmd"
+    wishes = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__")
+    last = head(server, "GET /health", "connection: close")
+    sized = head(server, run, *wishes, f"content-length: {len(body)}")
+    chunked = head(server, run, *wishes, "transfer-encoding: chunked") + b"%x\r\n" % len(body)
+    for pieces in (
+        (sized + body + last,),
+        (sized[:50], sized[50:], body[:20], body[20:], last),
+        (chunked + body + b"\r\n0\r\n\r\n", last),
+    ):
+        answer = exchange(server, *pieces)
+        assert answer.count(b"HTTP/1.1 200 ") == 2 and b'"data":"hi\\n"' in answer
+        assert answer.endswith(b'{"status":"ok"}')
+    websocket = ("connection: Upgrade", "upgrade: websocket", f"content-length: {len(body)}")
+    answer = exchange(server, head(server, run, *websocket) + body + last)
+    assert b'"data":"hi\\n"' in answer
+
+
+def test_a_client_that_does_not_finish_its_head_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "HEAD_SECONDS", 0.1)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.5)
+        await Reply(b"{}").send(Request(scope, receive), send)
+
+    async def ends(port: int, request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        answer = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        return answer
+
+    async def check() -> None:
+        config = uvicorn.Config(application, http=listen.Protocol, lifespan="off", log_config=None)
+        config.load()
+        listener = uvicorn.Server(config)
+        protocol = partial(listen.Protocol, config=config, server_state=listener.server_state, app_state={})
+        serving = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+        port = serving.sockets[0].getsockname()[1]
+        assert await ends(port, b"") == b""
+        assert await ends(port, b"GET / HTTP/1.1\r\nhost:") == b""
+        # Not while an answer is being made.
+        answer = await ends(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP")
+        assert answer.endswith(b"{}")
+        serving.close()
+
+    asyncio.run(check())

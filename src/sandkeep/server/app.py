@@ -24,7 +24,7 @@ from sandkeep.server.http import Scope as AsgiScope
 from sandkeep.server.router import Endpoint, Router
 from sandkeep.server.terminal import Terminals
 from sandkeep.wire import errors
-from sandkeep.wire.base import convert, decode
+from sandkeep.wire.base import Body, convert, decode
 
 T = TypeVar("T")
 
@@ -186,6 +186,9 @@ class App:
         if not endpoint.route.public:
             call.caller = self.auth.identify(call.request)
             ACTOR.set(call.caller.actor)
+        if endpoint.changes and endpoint.route.request in (None, Body):
+            # Its handler reads no body, and one that turns out to be malformed must not have done anything.
+            await call.request.body(self.config.max_json_bytes)
         reply = await endpoint.handler(call)
         if "session" in call.params:
             self.engine.upkeep.touch(call.params["session"])

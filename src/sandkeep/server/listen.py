@@ -1,7 +1,8 @@
 """The HTTP protocol as we listen with it.
 
 On top of uvicorn's own: who is at the other end of a unix socket, a way to cut a connection, limits on the
-size of a request's head, and JSON for a request that cannot be parsed.
+size of a request's head and the time it takes, JSON for a request that cannot be parsed, and the bodies of
+requests that ask for a protocol we do not speak.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from asyncio import Transport
+from asyncio import TimerHandle, Transport
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,8 @@ from sandkeep.wire import errors
 
 MAX_HEAD: Final = 64 << 10
 """Bytes of a request's target and headers together."""
+HEAD_SECONDS: Final = 60.0
+"""How long a client may take for them, from connecting or from their first byte."""
 
 _CREDENTIALS: Final = struct.Struct("iII")
 
@@ -54,6 +57,30 @@ class Protocol(HttpToolsProtocol):
         if sock is not None and sock.family == socket.AF_UNIX:
             self.app_state["peer"] = _peer(sock)
         self._head = 0
+        self._declined: bytes | None = None
+        """The head of a request that wants to go on in another protocol, without that wish."""
+        self._patience: TimerHandle | None = None
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_complete()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(HEAD_SECONDS, self._head_overdue)
+
+    def _head_complete(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _head_overdue(self) -> None:
+        self._patience = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._expect_head()  # the answer to an earlier request is still being sent
+        else:
+            self.transport.close()
 
     def cut(self) -> None:
         """End the connection, for everybody who holds it."""
@@ -110,9 +137,46 @@ class Protocol(HttpToolsProtocol):
         """
         receive.__self__.expected_content_length = 0
 
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            elif self._declined is not None:
+                # The parser takes what follows such a head for the other protocol. It is the body, if the
+                # wish is not granted, and clients may wish for HTTP/2 with whatever they send first.
+                head, self._declined = self._declined, None
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.data_received(head + data[upgrade.args[0] :])
+
+    def _should_upgrade(self) -> bool:
+        return self.scope["method"] == "GET" and super()._should_upgrade()
+
     def on_message_begin(self) -> None:
         self._head = 0
+        self._expect_head()
         super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_complete()
+        method: bytes = self.parser.get_method()
+        self.scope["method"] = method.decode("ascii")
+        if self.parser.should_upgrade() and method != b"CONNECT" and not self._should_upgrade():
+            kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+            version = self.parser.get_http_version().encode()
+            self._declined = b"\r\n".join([method + b" " + self.url + b" HTTP/" + version, *kept, b"", b""])
+            return
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if self._declined is None:
+            super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
