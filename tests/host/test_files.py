@@ -177,7 +177,16 @@ def test_account_files_that_are_no_files_are_not_waited_for(session: Session) ->
     session.files.remove("/etc/passwd", ROOT)
     session.put("/etc/passwd", b"x" * (1 << 20) + b"y", ROOT)
     with pytest.raises(errors.LimitReached):
-        Accounts(session.root_fd).resolve("root")
+        Accounts(session.root_fd).resolve("user")
+    assert Accounts(session.root_fd).resolve("root").uid == 0
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "/etc/group"])
+@pytest.mark.parametrize("content", [b"x" * (1 << 20) + b"y", b"root:x:70000:0::/:\n"])
+def test_there_is_a_root_to_repair_account_files(session: Session, name: str, content: bytes) -> None:
+    session.put(name, content, ROOT)
+    for root in ("root", 0):
+        assert Accounts(session.root_fd).resolve(root).uid == 0
 
 
 # --- reading and writing -------------------------------------------------------------------------------

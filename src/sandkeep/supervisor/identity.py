@@ -67,17 +67,22 @@ class Accounts:
         """The identity of ``user``: a name, a uid, or either followed by ``:group``.
 
         A uid needs no row in ``/etc/passwd``; its group is then the one of the same number. A group named
-        explicitly replaces the primary group and leaves no supplementary ones.
+        explicitly replaces the primary group and leaves no supplementary ones. There is always a root.
         Raises ``NotFound`` (kind ``user`` or ``group``), ``InvalidRequest`` for an id out of range, and
         ``HostCannot`` where there is one id only.
         """
         wanted = default if user is None else user
         name, colon, group = str(wanted).partition(":")
-        self._users = users = self._load("/etc/passwd", self._users)
-        identity = self._user(os.fsencode(name), users.rows)
-        if not colon:
-            self._groups = groups = self._load("/etc/group", self._groups)
-            return identity._replace(groups=self._memberships(identity, groups.rows))
+        try:
+            self._users = users = self._load("/etc/passwd", self._users)
+            identity = self._user(os.fsencode(name), users.rows)
+            if not colon:
+                self._groups = groups = self._load("/etc/group", self._groups)
+                return identity._replace(groups=self._memberships(identity, groups.rows))
+        except (LimitReached, InvalidRequest, PathError):
+            if name not in ("root", "0") or colon:
+                raise
+            return ROOT  # whatever became of those files: somebody has to be able to repair them
         self._groups = groups = self._load("/etc/group", self._groups)
         gid = self._group(os.fsencode(group), groups.rows)
         return identity._replace(gid=gid, groups=(gid,))
@@ -92,7 +97,7 @@ class Accounts:
             if uid is None or gid is None:
                 continue
             if uid >= self._ids or gid >= self._ids:
-                if row[0] == name:
+                if row[0] == name and self._ids == 1:
                     self._check_range(max(uid, gid), "user")
                 continue
             if row[0] != name and (uid != number or by_number is not None):
