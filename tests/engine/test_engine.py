@@ -262,6 +262,28 @@ def test_a_drive_is_written_by_one_session_and_read_by_many(lab: EngineLab) -> N
     assert lab.sh(third.session.id, "cat /data/f") == "v2\n"
 
 
+def test_snapshots_of_any_kind_hold_nothing_of_the_drives(lab: EngineLab) -> None:
+    for name in ("own", "seen"):
+        lab.do(lab.engine.drives.get_or_create(lab.project, name, region="iad1"))
+    first = lab.create("first", mounts={"/seen": Mount("seen", MountMode.READ_WRITE)})
+    lab.sh(first.session.id, "echo s > /seen/f")
+    lab.do(lab.engine.sessions.stop(lab.project, first.session.id))
+    mounts = {"/own": Mount("own", MountMode.READ_WRITE), "/seen": Mount("seen", MountMode.SNAPSHOT)}
+    started = lab.create("with-drives", mounts=mounts)
+    lab.sh(started.session.id, "echo before > f; echo before > /own/f")
+    _, checkpoint = lab.do(lab.engine.sessions.checkpoint(lab.project, started.session.id))
+    lab.sh(started.session.id, "echo after > f; echo after > /own/f")
+    without = lab.create("without-drives", source=SnapshotSource(checkpoint.id))
+    assert lab.sh(without.session.id, "cat f; ls /own") == "before\n"
+    lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    again = lab.do(lab.engine.sandboxes.resume(lab.project, "with-drives"))
+    assert lab.sh(again.session.id, "cat f /own/f /seen/f") == "after\nafter\ns\n"
+    lab.do(lab.engine.sessions.snapshot(lab.project, again.session.id))
+    lab.do(lab.engine.sandboxes.update(lab.project, "with-drives", {}, current_snapshot=checkpoint.id))
+    back = lab.do(lab.engine.sandboxes.resume(lab.project, "with-drives"))
+    assert lab.sh(back.session.id, "cat f /own/f /seen/f") == "before\nafter\ns\n"
+
+
 def test_process_records_and_logs_outlive_the_session(lab: EngineLab) -> None:
     started = lab.create("records")
     process = lab.do(

@@ -41,6 +41,21 @@ def copy(
     return copy_upper(str(source), str(dest), freeze=freeze, thaw=thaw, cancelled=cancelled)
 
 
+def test_what_is_to_be_left_out_is_left_out_at_the_top_only(tmp_path: Path) -> None:
+    for name in ("root/drive0", "drive0/inner", "drive1"):
+        (tmp_path / "source" / name).mkdir(parents=True)
+    copy_upper(
+        str(tmp_path / "source"),
+        str(tmp_path / "dest"),
+        freeze=nothing,
+        thaw=nothing,
+        cancelled=lambda: False,
+        leave_out=["drive0", "drive1"],
+    )
+    assert os.listdir(tmp_path / "dest") == ["root"]
+    assert os.listdir(tmp_path / "dest/root") == ["drive0"]
+
+
 def everything(upper: Path) -> None:
     """One of each kind of entry an upper can hold, short of what only root can make."""
     upper.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -266,6 +267,26 @@ def test_a_session_needs_its_layer_until_its_lock_is_free_and_its_upper_gone(
     (directory / "lock").unlink()
     assert store.collect() == [], "a session without lock is about to start"
     (directory / "lock").touch()
+    assert store.collect() == ["a"]
+
+
+def test_a_session_needs_what_its_drives_stand_on(fixture: Fixture, store: LayerStore) -> None:
+    publish(fixture, store, "a")
+    publish(fixture, store, "b", "a")
+    directory = fixture.session("s")
+    drive = {"name": "drive0", "drive": True, "lowers": [[str(fixture.data / "layers/b/fs/root"), True]]}
+    (directory / "spec.json").write_text(json.dumps({"layer": None, "rootfs": {"slots": [drive]}}))
+    assert store.collect() == []
+    store.discard("s")
+    assert store.collect() == ["a", "b"]
+
+
+def test_everything_a_holder_has_is_released_at_once(fixture: Fixture, store: LayerStore) -> None:
+    for layer in ("a", "b"):
+        publish(fixture, store, layer)
+        store.hold(layer, "reader")
+    store.hold("b", "other")
+    store.release_all("reader")
     assert store.collect() == ["a"]
 
 

@@ -124,13 +124,14 @@ async def _shorten(context: Context, layer: str) -> None:
 
 async def detach(context: Context, session: Session) -> None:
     """Make what an ended session wrote to its drives their content, and let go of them. Can be repeated."""
+    read = False
     for index, (_, how) in enumerate(sorted(session.mounts.items())):
+        if how.mode != "read-write":
+            await context.storage.call("layer.discard-slot", session=session.id, slot=_slot(index))
+            read = True
+            continue
         drive = context.store.drives.find(session.project, how.drive)
         if drive is None:
-            continue
-        if how.mode != "read-write":
-            if drive.layer is not None:
-                await context.storage.call("layer.release", layer=drive.layer, holder=session.id)
             continue
         layer = f"lay_{session.id[4:]}d{index}"
         if drive.current_session != session.id or drive.layer == layer:
@@ -151,3 +152,7 @@ async def detach(context: Context, session: Session) -> None:
             context.spawn(_shorten(context, layer), f"fold {layer}")
             if drive.layer is not None:
                 await context.storage.call("layer.release", layer=drive.layer, holder=drive.id)
+    if read:
+        # By now the drive may have another layer than the one this session saw, or be gone.
+        await context.storage.call("layer.release-all", holder=session.id)
+        context.spawn(collect(context), "collect layers", finish=True)

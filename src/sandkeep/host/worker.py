@@ -111,6 +111,11 @@ class Worker:
         remove_tree(f"{self._data_dir}/sessions/{apart}")
         return {"published": True, "layer": _plain(layer)}
 
+    def discard_slot(self, report: Report, *, session: str, slot: str) -> dict[str, Any]:
+        """Keep one slot of an ended session out of the layer the rest of it may become."""
+        remove_tree(f"{self._data_dir}/sessions/{session}/fs/{slot}")
+        return {}
+
     def directories(self, report: Report, *, layer: str) -> dict[str, Any]:
         """Where a drive's content is, topmost first."""
         drive = self._drive()
@@ -137,6 +142,10 @@ class Worker:
 
     def release(self, report: Report, *, layer: str, holder: str) -> dict[str, Any]:
         self._layers.release(layer, holder)
+        return {}
+
+    def release_all(self, report: Report, *, holder: str) -> dict[str, Any]:
+        self._layers.release_all(holder)
         return {}
 
     def holders(self, report: Report) -> dict[str, Any]:
@@ -181,12 +190,14 @@ OPERATIONS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "rootfs": Worker.rootfs,
     "layer.publish": Worker.publish,
     "layer.publish-slot": Worker.publish_slot,
+    "layer.discard-slot": Worker.discard_slot,
     "layer.directories": Worker.directories,
     "layer.copy-directory": Worker.copy_directory,
     "layer.adopt": Worker.adopt,
     "layer.list": Worker.list_layers,
     "layer.hold": Worker.hold,
     "layer.release": Worker.release,
+    "layer.release-all": Worker.release_all,
     "layer.holders": Worker.holders,
     "layer.collect": Worker.collect,
     "layer.measure": Worker.measure,

@@ -28,7 +28,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from sandkeep.errors import WrongState, path_error
@@ -74,8 +74,11 @@ def copy_upper(
     freeze: Callable[[], None],
     thaw: Callable[[], None],
     cancelled: Callable[[], bool],
+    leave_out: Collection[str] = (),
 ) -> Report:
     """Copy the directory ``source`` to ``dest``, which must not exist or be empty. Both are absolute paths.
+
+    Entries of ``source`` itself that ``leave_out`` names are not copied.
 
     ``thaw`` is called whenever ``freeze`` was, however this ends. Raises ``WrongState`` once ``cancelled()``
     says so, ``LimitReached`` when directories are nested absurdly deep, and a ``PathError`` when the copy
@@ -88,10 +91,10 @@ def copy_upper(
             fcntl.flock(dest_fd, fcntl.LOCK_EX)
             common = os.path.commonpath([source, dest])
             if _can_snapshot(common, os.path.dirname(dest)):
-                return _copy_from_snapshot(common, source, dest, dest_fd, freeze, thaw, cancelled)
+                return _copy_from_snapshot(common, source, dest, dest_fd, freeze, thaw, cancelled, leave_out)
             source_fd = os.open(source, _DIRECTORY)
             try:
-                return _copy_in_passes(_Copier(source_fd, dest_fd, cancelled), freeze, thaw)
+                return _copy_in_passes(_Copier(source_fd, dest_fd, cancelled, leave_out), freeze, thaw)
             finally:
                 os.close(source_fd)
         finally:
@@ -149,6 +152,7 @@ def _copy_from_snapshot(
     freeze: Callable[[], None],
     thaw: Callable[[], None],
     cancelled: Callable[[], bool],
+    leave_out: Collection[str],
 ) -> Report:
     """Freeze for one snapshot of the subvolume both are in, then copy at leisure out of it."""
     subvolume_fd = os.open(subvolume, _DIRECTORY)
@@ -167,7 +171,7 @@ def _copy_from_snapshot(
             inside = os.fsencode(os.path.relpath(source, subvolume))
             source_fd = open_beneath(beside_fd, _SNAPSHOT + b"/" + inside)
             try:
-                copier = _Copier(source_fd, dest_fd, cancelled)
+                copier = _Copier(source_fd, dest_fd, cancelled, leave_out)
                 copier.run(frozen=True)
                 copier.finish()
             finally:
@@ -200,6 +204,7 @@ class _Copier:
         "_dest",
         "_frozen",
         "_known",
+        "_leave_out",
         "_linked",
         "_pass_bytes",
         "_source",
@@ -209,10 +214,13 @@ class _Copier:
         "files",
     )
 
-    def __init__(self, source_fd: int, dest_fd: int, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, source_fd: int, dest_fd: int, cancelled: Callable[[], bool], leave_out: Collection[str]
+    ) -> None:
         self._source = source_fd
         self._dest = dest_fd
         self._cancelled = cancelled
+        self._leave_out = frozenset(map(os.fsencode, leave_out))
         self._known: dict[bytes, _Directory] = {}
         # Directory attributes are applied last, because every entry made in a directory moves its times.
         self._attributes: dict[bytes, tuple[os.stat_result, dict[str, bytes]]] = {}
@@ -277,6 +285,8 @@ class _Copier:
             for entry in entries:
                 # scandir of a descriptor yields str; names are bytes, and surrogateescape keeps them whole.
                 name = os.fsencode(entry.name)
+                if not path and name in self._leave_out:
+                    continue
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:

@@ -405,6 +405,8 @@ class Supervisor:
                 freeze=self._freeze_session,
                 thaw=self._thaw_session,
                 cancelled=lambda: self._status != RUNNING,
+                # What is on a drive is no part of the sandbox's own files.
+                leave_out=[slot["name"] for slot in self._spec["rootfs"]["slots"] if slot["drive"]],
             )
         except SandkeepError as error:
             failure = error

@@ -243,6 +243,13 @@ class LayerStore:
         with self._lock.exclusive():
             self._release(layer, holder)
 
+    def release_all(self, holder: str) -> None:
+        """End every hold of ``holder``."""
+        check_name(holder, "holder")
+        with self._lock.exclusive():
+            for layer in self._ids():
+                self._release(layer, holder)
+
     def holders(self, layer: str) -> tuple[str, ...]:
         with self._lock.shared():
             self._get(layer)
@@ -272,7 +279,7 @@ class LayerStore:
     def _in_use(self, layers: dict[str, Layer]) -> set[str]:
         """What sessions that are not over stand on."""
         needed: set[str] = set()
-        for layer in set(session_layers(self._sessions).values()):
+        for layer in set().union(*session_layers(self._sessions, self._root).values()):
             needed |= _reach(layers, layer)
         return needed
 
