@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from socket import SHUT_RDWR
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from sandkeep.server.terminal import STALLED_SECONDS
 from tests.patience import ENOUGH, until
 from tests.server.conftest import Box
 
@@ -82,6 +84,20 @@ def test_a_client_that_goes_away_hangs_up(box: Box) -> None:
     until(lambda: status() != "running")
     read = box.api.post(f"{box.path}/fs/read", json={"path": "/tmp/hup"})
     assert (read.status_code, read.text) == (200, "hup\n")
+
+
+@pytest.mark.slow
+def test_a_client_that_typed_for_nobody_hangs_up_too(box: Box) -> None:
+    with open_terminal(box, "sh", "-c", "stty raw -echo; echo ready; exec sleep 1000") as socket:
+        assert b"ready" in socket.recv(timeout=ENOUGH, decode=False)
+        for _ in range(20):
+            socket.send(b"x" * 60_000)  # more than the terminal takes, less than the connection does
+        socket.socket.shutdown(SHUT_RDWR)
+
+    def gone() -> bool:
+        return box.api.get(f"{box.path}/cmd").json()["commands"][0]["exitCode"] is not None
+
+    until(gone, seconds=STALLED_SECONDS + ENOUGH)
 
 
 def test_a_command_that_does_not_exist_closes_with_the_reason(box: Box) -> None:

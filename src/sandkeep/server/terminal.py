@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
@@ -40,6 +41,8 @@ from sandkeep.wire.terminal import (
 PATH: Final = "/v2/interactive/"
 TICKET_SECONDS: Final = 300.0
 HANG_UP_SECONDS: Final = 5.0
+STALLED_SECONDS: Final = 30.0
+"""How long keystrokes wait for a process that reads none."""
 _MOST_TICKETS: Final = 10_000
 
 _UNEXPECTED, _REFUSED, _GOING_AWAY = 1011, 1008, 1001
@@ -149,18 +152,42 @@ class Terminals:
         await send({"type": "websocket.close", "code": 1000})
 
     async def _hear(self, process: Process, receive: Receive) -> None:
-        """Keystrokes and sizes, until the client goes away."""
+        """Keystrokes and sizes, until the client goes away.
+
+        That has to be heard also while the process reads nothing, and can only be heard by reading on. So
+        a client that types is made to wait for a while, and then what it types is lost.
+        """
         where = (process.project, process.session, process.id)
-        while (message := await receive())["type"] == "websocket.receive":
-            try:
+        typing: asyncio.Task[None] | None = None
+        patience = STALLED_SECONDS
+        try:
+            while (message := await receive())["type"] == "websocket.receive":
                 if message.get("bytes"):
-                    await self._engine.processes.write_stdin(*where, message["bytes"])
+                    if typing is not None:
+                        await asyncio.wait((typing,), timeout=patience)
+                        if not typing.done():
+                            patience = 0.0
+                            continue
+                        typing.result()
+                    patience = STALLED_SECONDS
+                    typing = asyncio.create_task(self._type(where, message["bytes"]))
                 elif message.get("text"):
                     request = read_message(message["text"])
                     if isinstance(request, Resize):
-                        await self._engine.processes.resize(*where, rows=request.rows, columns=request.cols)
-            except (NotFound, StdinUnavailable, StdinStalled):
-                continue  # it has ended, which the other task tells; or it does not read, as nobody does
+                        with suppress(NotFound):
+                            await self._engine.processes.resize(
+                                *where, rows=request.rows, columns=request.cols
+                            )
+        finally:
+            if typing is not None:
+                typing.cancel()
+                await asyncio.gather(typing, return_exceptions=True)
+
+    async def _type(self, where: tuple[str, str, str], keys: bytes) -> None:
+        try:
+            await self._engine.processes.write_stdin(*where, keys)
+        except (NotFound, StdinUnavailable, StdinStalled):
+            pass  # it has ended, which the other task tells; or it does not read, as nobody does
 
     def _hang_up(self, process: Process) -> None:
         found = self._engine.processes.get(process.project, process.session, process.id)
