@@ -8,11 +8,13 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from sandkeep.errors import PathPermission, TransportError
+from sandkeep.supervisor.passage import Incoming, Passage
 from tests.lab import Box, Lab
 from tests.labs import MODES, Ask, common, everywhere, opened
 
@@ -160,3 +162,25 @@ def test_a_small_file_can_be_read_while_it_is_rewritten(lab: Lab) -> None:
     sizes = {len(box.read("state")) for _ in range(100)}
     assert sizes <= {0, 1000}
     lab.do(lab.driver.signal(box.ref, 9, writer))
+
+
+def test_urgent_data_does_not_keep_a_thread_busy() -> None:
+    control, other = socket.socketpair()
+    with control, other, socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        taken, _ = listener.accept()
+        taken.setblocking(False)
+        incoming = Incoming(lambda: (Passage(taken, control), 100), lambda size: b"")
+        with client, closing(incoming):
+            client.sendall(b"abc")
+            client.send(b"!", socket.MSG_OOB)
+            client.sendall(b"def")
+            assert incoming(1) == b""
+            data = b""
+            while len(data) < 6:
+                count = incoming.fetch()
+                data += os.read(incoming.pipe, count)
+            assert data == b"abcdef"
+            client.shutdown(socket.SHUT_WR)
+            with pytest.raises(ConnectionResetError):
+                incoming.fetch()

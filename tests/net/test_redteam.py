@@ -14,7 +14,7 @@ from sandkeep.linux import netlink
 from sandkeep.types import Matcher, NetworkPolicy, RequestMatch, Respond, Rule, Transform
 from tests.lab import Lab
 from tests.labs import Ask, everywhere, in_modes, opened
-from tests.net.kit import Box, Recorder, hello, inspecting, network, resolving
+from tests.net.kit import Box, Net, Recorder, hello, inspecting, network, resolving
 
 pytestmark = pytest.mark.skipif(
     not os.path.exists("/usr/bin/curl"), reason="no curl in the host's /usr: apt-get install curl"
@@ -33,6 +33,20 @@ def probe(box: Box, what: str, *args: object, sudo: bool = False) -> str:
     """Ask a small program inside to try something; it prints what came of it."""
     box.sh(f"cat > /tmp/probe.py <<'END'\n{PROBE}\nEND")
     return box.sh(f"python3 /tmp/probe.py {what} {' '.join(map(str, args))}", sudo=sudo)
+
+
+URGENT = """python3 - <<'END'
+import socket, time
+sock = socket.create_connection(("one.test", {port}))
+sock.sendall({before!r})
+time.sleep(0.2)
+sock.send(b"!", socket.MSG_OOB)
+time.sleep(0.2)
+sock.sendall({after!r})
+time.sleep({pause})
+sock.shutdown(socket.SHUT_WR)
+print(sock.recv(100))
+END"""
 
 
 def denied(box: Box, **facts: object) -> bool:
@@ -141,6 +155,35 @@ def test_one_allowed_name_is_no_way_to_another_at_the_same_address(lab: Lab) -> 
         assert "reset by peer" in ruled.sh(relayed)
         assert server.requests == []
         net.until(lambda: len(ruled.events("request", verdict="deny")) == 2)
+
+
+@everywhere
+def test_urgent_data_hides_nothing_and_keeps_nobody_busy(lab: Lab) -> None:
+    received: list[bytes] = []
+
+    async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.read())
+        writer.write(b"kept")
+
+    def used(net: Net) -> float:
+        fields = Path(f"/proc/{net.engine.network.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    with network(lab) as net:
+        port = net.serve(keep)
+        box = net.box(CUSTOM(["one.test"]))
+        request = b"GET / HTTP/1.1\r\nHost: one.test\r\n\r\n"
+        before = used(net)
+        assert "kept" in box.sh(URGENT.format(port=port, before=request, after=b"more", pause=3))
+        assert used(net) - before < 1.5
+        assert received == [request + b"!more"]
+        hidden = URGENT.format(
+            port=port, before=b"GET ", after=b"/ HTTP/1.1\r\nHost: evil.test\r\n\r\n", pause=0
+        )
+        assert "kept" not in box.sh(hidden)
+        reason = "urgent data hides whom the connection asks for"
+        assert box.events("connection", verdict="deny", reason=reason)
+        assert len(received) == 1
 
 
 @everywhere

@@ -26,7 +26,7 @@ from sandkeep.net import sniff
 from sandkeep.net.audit import Audit, SessionAudit
 from sandkeep.net.names import RANGE, FakeNames
 from sandkeep.net.policy import Address, Decision, Judge, Verdict
-from sandkeep.net.relay import Pipes, Relay, keep_alive, reset_on_close
+from sandkeep.net.relay import Pipes, Relay, has_urgent, in_line, keep_alive, reset_on_close
 from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver
 from sandkeep.net.responder import Responder
 from sandkeep.types import NetworkPolicy, PolicyMode, Rule
@@ -216,6 +216,7 @@ class Egress:
                 self._loop.call_later(0.2, self._resume, listener)
                 return
             client.setblocking(False)
+            in_line(client)
             try:
                 address, port = original_destination(client)
             except OSError:
@@ -385,6 +386,8 @@ class Egress:
         while (found := sniff.sniff(head)).kind is sniff.Kind.MORE and head:
             more = await self._peek(flow.client, len(head) + 1, max(deadline - self._loop.time(), 0))
             if len(more) <= len(head):
+                if has_urgent(flow.client):
+                    raise Refused("urgent data hides whom the connection asks for")
                 break  # that was all
             head = more
         if found.kind in (sniff.Kind.OTHER, sniff.Kind.MORE) and not silent:
@@ -426,6 +429,7 @@ async def dial(address: Address, port: int, seconds: float) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         keep_alive(sock)
+        in_line(sock)
         async with asyncio.timeout(seconds):
             await asyncio.get_running_loop().sock_connect(sock, (str(address), port))
     except BaseException:

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -22,6 +23,8 @@ _ROUNDS: Final = 8
 _HALF_OPEN_SECONDS: Final = 120.0
 _FLAGS: Final = 0x1 | 0x2  # SPLICE_F_MOVE, SPLICE_F_NONBLOCK
 _F_SETPIPE_SZ: Final = 1031
+_PAST_URGENT: Final = 4096
+"""Bytes: what an empty pipe takes at once, however small the kernel made it."""
 
 Pipe = tuple[int, int]
 
@@ -93,9 +96,9 @@ class _Pump:
             except OSError:
                 self._relay.abort()
                 return
-        for _ in range(_ROUNDS):
+        for number in range(_ROUNDS):
             try:
-                count = os.splice(self._source.fileno(), self._pipe[1], _PIPE_BYTES, flags=_FLAGS)
+                count = self._fill(self._pipe[1], woken=number == 0)
             except BlockingIOError:
                 break
             except OSError:
@@ -111,6 +114,19 @@ class _Pump:
         if self._pipe is not None:
             self._relay.pipes.give(self._pipe)
             self._pipe = None
+
+    def _fill(self, pipe: int, *, woken: bool) -> int:
+        """Move what the source has into the empty pipe; 0 at its end. ``woken``: it is known to have more."""
+        try:
+            count = os.splice(self._source.fileno(), pipe, _PIPE_BYTES, flags=_FLAGS)
+        except BlockingIOError:
+            if not woken:
+                raise
+            count = 0
+        if count:
+            return count
+        # Nothing, or urgent data, which splice never gets past: it would wake us again and again.
+        return os.write(pipe, data) if (data := self._source.recv(_PAST_URGENT)) else 0
 
     def _flush(self) -> bool:
         """Write out what the pipe holds; False when the target takes no more for now, or broke."""
@@ -237,6 +253,18 @@ def reset_on_close(sock: socket.socket) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
+
+
+def in_line(sock: socket.socket) -> None:
+    """Have urgent data stay where it was sent, so that whoever looks at a stream sees what is relayed."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+
+
+def has_urgent(sock: socket.socket) -> bool:
+    """Whether urgent data is waiting; looking ahead ends before it."""
+    look = select.poll()
+    look.register(sock.fileno(), select.POLLPRI)
+    return any(found & select.POLLPRI for _, found in look.poll(0))
 
 
 def keep_alive(sock: socket.socket) -> None:

@@ -16,6 +16,8 @@ from typing import Final
 
 _PIPE: Final = 1 << 20
 """As much as an unprivileged user may ask for."""
+_LITTLE: Final = 4096
+"""What every empty pipe takes at once."""
 _PATIENCE_MS: Final = 300_000
 """A client that stops in the middle must not hold a thread for ever."""
 
@@ -100,11 +102,20 @@ class Incoming:
             try:
                 count = os.splice(self._passage.sock.fileno(), self._write_end, min(self._left, _PIPE))
             except BlockingIOError:
+                count = 0
+            try:
+                count = count or self._past_urgent(self._passage.sock)
+            except BlockingIOError:
                 continue
             if count == 0:
                 raise ConnectionResetError("the client went away")
             self._left -= count
             return count
+
+    def _past_urgent(self, sock: socket.socket) -> int:
+        """Move a little by reading it: splice stops for good at urgent data, which poll calls readable."""
+        data = sock.recv(min(self._left, _LITTLE))
+        return os.write(self._write_end, data) if data else 0
 
     def skip(self) -> None:
         """Read and forget the rest, so that whoever uses the connection next finds what follows it."""
