@@ -55,8 +55,11 @@ _LISTED_BY: Final = {
 }
 
 
-class Ended(Exception):
-    """A command is over, with this exit status; everything was said already."""
+class Ended(BaseException):
+    """A command is over, with this exit status; everything was said already.
+
+    Not an ``Exception``: a signal may raise it in the middle of anything, also where those are caught.
+    """
 
     def __init__(self, status: int) -> None:
         super().__init__(status)

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
+from sandkeep.cli import interrupts
 from sandkeep.cli.ending import say
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import NotFound, SandkeepError, SessionStopped, SessionStopping
 from sandkeep.types import OutputStream
 
 if TYPE_CHECKING:
@@ -103,8 +104,10 @@ class _Sender(threading.Thread):
 def _try_to_send(process: Process, number: int) -> None:
     try:
         process.send_signal(number)
-    except SandkeepError:
+    except (NotFound, SessionStopped, SessionStopping):
         pass  # it has ended, and so do we in a moment
+    except SandkeepError as error:
+        say(f"{signal.Signals(number).name} did not reach the command: {error.message}", error.hint)
 
 
 @contextmanager
@@ -116,6 +119,8 @@ def _signals_passed_on(process: Process) -> Iterator[None]:
         sender.put(number)
 
     before = {number: signal.signal(number, handle) for number in _PASSED_ON}
+    for number in interrupts.taken():
+        sender.put(number)
     try:
         yield
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandkeep.cli import options
+from sandkeep.cli import interrupts, options
 from sandkeep.cli.ending import Ended
 from sandkeep.cli.execute import BARE, SHELL, WithCommand, perform
 from sandkeep.cli.framework import App, argument, command, option, sandbox_names
@@ -102,7 +101,7 @@ def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bo
     """A sandbox by name, or a new one; at the end it is removed, stopped, or left as it is."""
     # Variables are for the command, so that they are not kept with the sandbox.
     wanted = options.configuration({**values, "env": ()})
-    with _ended_by_signals():
+    with interrupts.raised():
         if name is not None:
             box = _found_or_made(app, name, wanted)
         elif throw_away:
@@ -114,6 +113,7 @@ def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bo
             if not values["silent"]:
                 app.note(f"sandbox {box.name}")
         try:
+            interrupts.look()
             yield box
         finally:
             if throw_away or values["remove"]:
@@ -154,18 +154,3 @@ def _destroy(box: Sandbox) -> None:
         box.destroy()
     except NotFound:
         pass  # somebody else did
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Being asked to end is an exception, so that everything is cleaned up."""
-
-    def end(number: int, frame: object) -> None:
-        raise Ended(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

@@ -1,0 +1,51 @@
+"""A signal that asks to end is heard, wherever it arrives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sandkeep.cli import interrupts
+from sandkeep.cli.ending import Ended
+
+
+class Callback:
+    """Lets the interpreter call something whose exceptions it prints and forgets."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __del__(self) -> None:
+        self._call()
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [(signal.SIGTERM, Ended), (signal.SIGHUP, Ended), (signal.SIGINT, KeyboardInterrupt)],
+)
+def test_what_came_to_nothing_is_raised_again(
+    number: signal.Signals, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", forgotten.append)
+    with pytest.raises(raised), interrupts.raised():
+        callback = Callback(lambda: os.kill(os.getpid(), number))
+        del callback
+        assert len(forgotten) == 1
+        interrupts.look()
+    assert interrupts.taken() == []
+
+
+def test_it_goes_through_those_who_catch_everything() -> None:
+    with pytest.raises(Ended) as ended, interrupts.raised():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Exception:
+            pytest.fail("it was caught on the way")
+    assert ended.value.status == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
