@@ -283,12 +283,14 @@ _PATH_ERRORS: dict[int, type[PathError]] = {
 }
 
 
-def path_error(error: OSError, operation: str, path: str | bytes) -> PathError:
-    """The typed form of a failed file operation, with the kernel's own words in the message."""
+def path_error(error: OSError, operation: str, path: str | bytes, *, problem: str | None = None) -> PathError:
+    """The typed form of a failed file operation, with the kernel's words in the message or better ones."""
     number = error.errno or 0
     text = os.fsdecode(path)
     kind = _PATH_ERRORS.get(number, PathError)
-    return kind(f"{operation} {text}: {os.strerror(number)}", path=text, errno=number, operation=operation)
+    return kind(
+        f"{operation} {text}: {problem or os.strerror(number)}", path=text, errno=number, operation=operation
+    )
 
 
 def _walk(cls: type[SandkeepError]) -> dict[str, type[SandkeepError]]:

@@ -26,6 +26,10 @@ Send = Callable[[Message], Awaitable[None]]
 JSON_TYPE: Final = b"application/json"
 _LEFTOVER: Final = 256 << 20
 """How much of an unwanted body is read and thrown away so that the client gets to see the answer."""
+_LEFTOVER_SECONDS: Final = 60.0
+"""And for how long."""
+_PATHS: Final = frozenset({"path", "cwd"})
+"""Parameters that name files."""
 
 
 class ClientGone(Exception):
@@ -100,9 +104,15 @@ class Request:
         if self._query is None:
             raw: bytes = self.scope["query_string"]
             try:
-                pairs = parse_qsl(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=100)
+                pairs = parse_qsl(
+                    raw.decode(), keep_blank_values=True, errors="surrogateescape", max_num_fields=100
+                )
             except (UnicodeDecodeError, ValueError):
                 raise InvalidRequest("the query string is not readable", field="query") from None
+            for name, value in pairs:
+                # Names of files are bytes; everything else is text.
+                if name not in _PATHS and not _is_text(name + value):
+                    raise InvalidRequest("the query string is not UTF-8", field="query")
             self._query = dict(pairs)
         return self._query
 
@@ -192,11 +202,15 @@ class Request:
         if self.header(b"expect") is not None or (self.content_length() or 0) > _LEFTOVER:
             return False
         left = _LEFTOVER
-        while left > 0 and not self.body_read:
-            piece = await self._piece()
-            if piece is None:
-                return False
-            left -= len(piece)
+        try:
+            async with asyncio.timeout(_LEFTOVER_SECONDS):
+                while left > 0 and not self.body_read:
+                    piece = await self._piece()
+                    if piece is None:
+                        return False
+                    left -= len(piece)
+        except TimeoutError:
+            return False
         return self.body_read
 
     def _has_body(self) -> bool:
@@ -375,3 +389,11 @@ async def started(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
                 await close()
 
     return again()
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

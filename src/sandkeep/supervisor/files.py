@@ -39,6 +39,8 @@ from sandkeep.supervisor.tree import (
 )
 
 LIST_LIMIT = 100_000
+_IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR)
+"""What renaming is answered with because of what is at the new name."""
 
 _KINDS = {
     stat.S_IFREG: "file",
@@ -158,7 +160,7 @@ class SessionFiles:
             Fd(self.tree.open(absolute(path, cwd), os.O_PATH | os.O_NOFOLLOW)) as fd,
         ):
             if not stat.S_ISLNK(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a symbolic link")
+                raise _Explained(errno.EINVAL, "Not a symbolic link")
             return os.readlink("", dir_fd=fd)
 
     # --- writing ---------------------------------------------------------------------------------------
@@ -261,12 +263,21 @@ class SessionFiles:
             operation.facts["target"] = os.fsdecode(target)
             old_parent, old = self.tree.entry(absolute(source, cwd), follow=False)
             with Fd(old_parent):
+                operation.about("rename to", target)
                 new_parent, new = self.tree.entry(absolute(target, cwd), follow=False)
                 with Fd(new_parent):
-                    _refuse_mounted(old_parent, old)
                     _refuse_mounted(new_parent, new)
+                    operation.about("rename", source)
+                    _refuse_mounted(old_parent, old)
                     flags = 0 if replace else syscalls.RENAME_NOREPLACE
-                    syscalls.renameat2(old_parent, old, new_parent, new, flags)
+                    try:
+                        syscalls.renameat2(old_parent, old, new_parent, new, flags)
+                    except OSError as error:
+                        if error.errno in _IN_THE_WAY:
+                            operation.about("rename to", target)
+                        elif error.errno == errno.EINVAL:
+                            raise _Explained(errno.EINVAL, "A directory cannot go below itself") from None
+                        raise
 
     def remove(
         self,
@@ -417,6 +428,10 @@ class SessionFiles:
         return output
 
 
+class _Explained(OSError):
+    """Its text says more than its number."""
+
+
 class _Operation:
     """Acts as an identity, and turns an ``OSError`` of the block into the typed error."""
 
@@ -429,6 +444,11 @@ class _Operation:
         self.facts: dict[str, object] = {}
         """What an error of this operation says besides."""
 
+    def about(self, name: str, path: Path) -> None:
+        """What fails from here on is the fault of this path."""
+        self._name = name
+        self._path = path
+
     def __enter__(self) -> _Operation:
         self._acting.__enter__()
         return self
@@ -438,7 +458,8 @@ class _Operation:
         if isinstance(error, SandkeepError):
             error.details.update(self.facts)
         elif isinstance(error, OSError):
-            typed = path_error(error, self._name, self._path)
+            problem = error.strerror if isinstance(error, _Explained) else None
+            typed = path_error(error, self._name, self._path, problem=problem)
             if error.errno == errno.ENXIO:
                 # What opening a socket, or a FIFO nobody reads, is answered with.
                 typed = NotRegularFile(typed.message, **typed.details)
@@ -466,7 +487,7 @@ def _refuse_mounted(parent: int, name: bytes) -> None:
         pass
     except OSError as error:
         if error.errno == errno.EXDEV:
-            raise OSError(errno.EBUSY, "a file system is mounted there", name) from None
+            raise _Explained(errno.EBUSY, "A file system is mounted there", name) from None
         raise
 
 

@@ -95,7 +95,10 @@ def start_error(request: dict[str, Any], answer: dict[str, Any]) -> SandkeepErro
     if step == "find" or (step == "exec" and number in (2, 20)):
         if number == 13:
             return ExecutableRefused(f"{command}: {reason}", command=command, errno=number)
-        return ExecutableNotFound(f"{command}: executable not found", command=command)
+        hint = None
+        if " " in command:
+            hint = "No shell is involved: give the program and each of its arguments on their own."
+        return ExecutableNotFound(f"{command}: executable not found", command=command, hint=hint)
     if step == "interpreter":
         return ExecutableRefused(f"{command}: its interpreter is missing", command=command, errno=number)
     if step == "exec":

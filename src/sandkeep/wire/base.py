@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
@@ -55,6 +56,28 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     return found
 
 
+def parse(kind: type[T], data: bytes | bytearray | memoryview) -> T:
+    """JSON as ``kind``. ``\\udcXX`` in it stands for a byte that is no text, as in names of files."""
+    try:
+        return decoder(kind).decode(data)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        # msgspec knows whole surrogate pairs only.
+        if b"\\ud" not in bytes(data).lower():
+            raise
+        import json
+
+        try:
+            found = json.loads(bytes(data))
+            json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
+        except (ValueError, RecursionError):
+            pass  # broken in other ways, or halves of pairs that stand for nothing
+        else:
+            return msgspec.convert(found, kind)
+        raise
+
+
 def decode(kind: type[T], data: bytes | bytearray | memoryview) -> T:
     """A request body. None at all is an empty object: clients send ``stop`` and ``snapshot`` that way.
 
@@ -64,7 +87,7 @@ def decode(kind: type[T], data: bytes | bytearray | memoryview) -> T:
     if not bytes(data[:64]).strip() and not bytes(data).strip():
         data = b"{}"
     try:
-        return decoder(kind).decode(data)
+        return parse(kind, data)
     except msgspec.ValidationError as error:
         _refuse_validation(error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -79,8 +102,19 @@ def convert(kind: type[T], parameters: dict[str, str]) -> T:
         _refuse_validation(error)
 
 
-def encode(value: Any) -> bytes:
-    return msgspec.json.encode(value)
+def encode(value: Any, *, other: Callable[[Any], Any] | None = None) -> bytes:
+    """JSON. What ``os.fsdecode`` makes of bytes that are no text is written as ``\\udcXX``.
+
+    Args:
+        value: what to write.
+        other: turns what JSON has no way to write into something it has.
+    """
+    try:
+        return msgspec.json.encode(value, enc_hook=other)
+    except UnicodeEncodeError:
+        import json
+
+        return json.dumps(msgspec.to_builtins(value, enc_hook=other), separators=(",", ":")).encode()
 
 
 def _refuse_validation(error: msgspec.ValidationError) -> NoReturn:

@@ -23,6 +23,7 @@ from sandkeep.types import (
     SnapshotSource,
     Source,
     TarballSource,
+    byte_length,
     check_env,
     check_name,
     refuse,
@@ -281,7 +282,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 def _check_argument(field_path: str, value: str) -> int:
     if "\0" in value:
         refuse(field_path, "must not contain a NUL character")
-    size = len(value.encode())
+    size = byte_length(field_path, value)
     if size > MAX_ARGUMENT:
         refuse(field_path, f"must be at most {MAX_ARGUMENT} bytes")
     return size
@@ -294,5 +295,5 @@ def _check_path(field_path: str, path: str | UnsetType) -> None:
         refuse(field_path, "must not be empty")
     if "\0" in path:
         refuse(field_path, "must not contain a NUL character")
-    if len(path.encode()) > MAX_PATH:
+    if byte_length(field_path, path) > MAX_PATH:
         refuse(field_path, f"must be at most {MAX_PATH} bytes")

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from sandkeep import errors
 from sandkeep.errors import SandkeepError
-from sandkeep.wire.base import Object, decoder
+from sandkeep.wire.base import Object, encode, parse
 
 STATUS: dict[str, int] = {
     "bad_request": 400,
@@ -98,6 +98,7 @@ _KINDS = {
     "snapshot_not_found": errors.SnapshotGone,
     "rate_limited": errors.RateLimited,
     "bad_request": errors.InvalidRequest,
+    "internal_error": errors.InternalError,
 }
 """For an answer without a ``kind``: from another server, or from something in between."""
 
@@ -153,7 +154,7 @@ def answer(error: BaseException) -> Answer:
     headers: dict[str, str] = {}
     if not isinstance(error, SandkeepError):
         shown = ErrorObject(code=code, message="The server failed unexpectedly; its log has the cause.")
-        return Answer(status, msgspec.json.encode(ErrorBody(error=shown)), headers)
+        return Answer(status, encode(ErrorBody(error=shown)), headers)
     details = dict(error.details)
     message = error.message
     if isinstance(error, errors.InvalidRequest) and details.get("field"):
@@ -169,19 +170,19 @@ def answer(error: BaseException) -> Answer:
         details=details or UNSET,
         bytes_written=details.get("bytes_written", UNSET),
     )
-    return Answer(status, msgspec.json.encode(ErrorBody(error=shown), enc_hook=str), headers)
+    return Answer(status, encode(ErrorBody(error=shown), other=str), headers)
 
 
 def plain(code: str, message: str) -> Answer:
     """An answer no error of the program stands for, such as a route that does not exist."""
     shown = ErrorObject(code=code, message=message)
-    return Answer(STATUS[code], msgspec.json.encode(ErrorBody(error=shown)), {})
+    return Answer(STATUS[code], encode(ErrorBody(error=shown)), {})
 
 
 def exception(status: int, body: bytes) -> SandkeepError:
     """The error a server answered with."""
     try:
-        shown = decoder(ErrorBody).decode(body).error
+        shown = parse(ErrorBody, body).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "unknown status"
         return errors.TransportError(f"the server answered {status} ({phrase})", status=status)

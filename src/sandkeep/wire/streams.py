@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from sandkeep.types import OutputStream
+from sandkeep.wire.base import encode
 from sandkeep.wire.objects import CommandObject
 
 CONTENT_TYPE = "application/x-ndjson"
@@ -30,7 +31,7 @@ _UTF8 = getincrementaldecoder("utf-8")
 
 def record(value: Any) -> bytes:
     """One line of JSON in ASCII."""
-    data = msgspec.json.encode(value)
+    data = encode(value)
     if not data.isascii():
         data = json.dumps(msgspec.json.decode(data), separators=(",", ":")).encode()
     return data + b"\n"
