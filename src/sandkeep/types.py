@@ -178,9 +178,21 @@ def within(prefix: str) -> Iterator[None]:
         raise InvalidRequest(message, hint=error.hint, **details) from None
 
 
-def duration(value: timedelta | float) -> timedelta:
+def expect(field_path: str, value: object, kind: type | tuple[type, ...], what: str) -> None:
+    """Refuse a value of another kind than its field's; ``True`` is no number."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        refuse(field_path, f"must be {what}, not {type(value).__name__}")
+
+
+def duration(value: timedelta | float, field_path: str = "duration") -> timedelta:
     """A duration given as a ``timedelta`` or as seconds."""
-    return value if isinstance(value, timedelta) else timedelta(seconds=value)
+    if isinstance(value, timedelta):
+        return value
+    expect(field_path, value, (int, float), "a timedelta or a number of seconds")
+    try:
+        return timedelta(seconds=value)
+    except (OverflowError, ValueError):
+        refuse(field_path, f"cannot be {value} seconds")
 
 
 def milliseconds(value: timedelta) -> int:
@@ -188,8 +200,17 @@ def milliseconds(value: timedelta) -> int:
     return value // timedelta(milliseconds=1)
 
 
+def byte_length(field_path: str, text: str) -> int:
+    """How many bytes the kernel is given; ``\\udcXX`` in the text stands for a byte that is no text."""
+    try:
+        return len(text.encode(errors="surrogateescape"))
+    except UnicodeEncodeError:
+        refuse(field_path, "has half of a surrogate pair in it, which is no text")
+
+
 def check_name(name: str, *, field_path: str = "name", reserved: frozenset[str] = RESERVED_NAMES) -> str:
     """A name that can be one segment of a path everywhere."""
+    expect(field_path, name, str, "text")
     if not name:
         refuse(field_path, "must not be empty")
     if len(name) > MAX_NAME_LENGTH:
@@ -202,12 +223,14 @@ def check_name(name: str, *, field_path: str = "name", reserved: frozenset[str] 
 
 
 def _check_duration(field_path: str, value: timedelta, *, zero: bool = False) -> None:
+    expect(field_path, value, timedelta, "a timedelta")
     smallest = timedelta(0) if zero else timedelta(milliseconds=1)
     if not smallest <= value <= MAX_DURATION:
         refuse(field_path, f"must be between {smallest} and {MAX_DURATION.days} days")
 
 
 def _check_text(field_path: str, value: str, *, limit: int, empty: bool = False) -> None:
+    expect(field_path, value, str, "text")
     if not value and not empty:
         refuse(field_path, "must not be empty")
     if len(value) > limit:
@@ -224,6 +247,9 @@ class Resources:
     memory_mb: int
 
     def __init__(self, vcpus: int | None = None, memory_mb: int | None = None) -> None:
+        for name, value in (("vcpus", vcpus), ("memory_mb", memory_mb)):
+            if value is not None:
+                expect(name, value, int, "a whole number")
         if vcpus is None:
             vcpus = DEFAULT_VCPUS if memory_mb is None else memory_mb // MEMORY_PER_VCPU_MB
         if memory_mb is None:
@@ -236,7 +262,7 @@ class Resources:
         object.__setattr__(self, "memory_mb", memory_mb)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class SnapshotRetention:
     """Keep the newest ``count`` snapshots of a sandbox."""
 
@@ -246,11 +272,19 @@ class SnapshotRetention:
     delete_evicted: bool = True
     """Delete a snapshot as soon as a newer one pushes it out, rather than when it expires."""
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.count <= MAX_RETAINED:
+    def __init__(
+        self, count: int, expiration: timedelta | float | None = None, delete_evicted: bool = True
+    ) -> None:
+        expect("count", count, int, "a whole number")
+        if not 1 <= count <= MAX_RETAINED:
             refuse("count", f"must be between 1 and {MAX_RETAINED}")
-        if self.expiration is not None:
-            _check_duration("expiration", self.expiration, zero=True)
+        if expiration is not None:
+            expiration = duration(expiration, "expiration")
+            _check_duration("expiration", expiration, zero=True)
+        expect("delete_evicted", delete_evicted, bool, "True or False")
+        object.__setattr__(self, "count", count)
+        object.__setattr__(self, "expiration", expiration)
+        object.__setattr__(self, "delete_evicted", delete_evicted)
 
 
 def _check_url(field_path: str, url: str, schemes: Iterable[str], *, bare: bool = False) -> None:
@@ -311,6 +345,7 @@ class SnapshotSource:
 
 
 Source = GitSource | TarballSource | SnapshotSource
+_SOURCES = (GitSource, TarballSource, SnapshotSource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +357,7 @@ class Mount:
 
     def __post_init__(self) -> None:
         check_name(self.drive, field_path="drive", reserved=frozenset())
+        expect("mode", self.mode, MountMode, "a MountMode")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -558,14 +594,17 @@ def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
 
 def check_env(env: Mapping[str, str], *, field_path: str = "env") -> None:
     """Variables the kernel will pass on to a process."""
+    expect(field_path, env, Mapping, "a mapping of names to values")
     total = 0
     for name, value in env.items():
         path = f'{field_path}["{name}"]'
+        expect(path, name, str, "text")
+        expect(path, value, str, "text")
         if not name or "=" in name or "\0" in name:
             refuse(path, "is not a variable name")
         if "\0" in value:
             refuse(path, "must not contain a NUL character")
-        size = len(name.encode()) + 1 + len(value.encode())
+        size = byte_length(path, name) + 1 + byte_length(path, value)
         if size > MAX_ENV_ENTRY:
             refuse(path, f"must be at most {MAX_ENV_ENTRY} bytes with its name")
         total += size + 1
@@ -574,6 +613,7 @@ def check_env(env: Mapping[str, str], *, field_path: str = "env") -> None:
 
 
 def _check_tags(tags: Mapping[str, str]) -> None:
+    expect("tags", tags, Mapping, "a mapping of keys to values")
     if len(tags) > MAX_TAGS:
         refuse("tags", f"at most {MAX_TAGS} are allowed")
     for key, value in tags.items():
@@ -588,6 +628,7 @@ def _check_ports(ports: tuple[int, ...]) -> None:
     if len(ports) > MAX_PORTS:
         refuse("ports", f"at most {MAX_PORTS} are allowed")
     for index, port in enumerate(ports):
+        expect(f"ports[{index}]", port, int, "a number")
         if not 1 <= port <= 65535:
             refuse(f"ports[{index}]", "must be between 1 and 65535")
         if port in ports[:index]:
@@ -595,11 +636,14 @@ def _check_ports(ports: tuple[int, ...]) -> None:
 
 
 def _check_mounts(mounts: Mapping[str, Mount]) -> None:
+    expect("mounts", mounts, Mapping, "a mapping of paths to Mount")
     if len(mounts) > MAX_MOUNTS:
         refuse("mounts", f"at most {MAX_MOUNTS} are allowed")
     paths: list[str] = []
-    for path in mounts:
+    for path, mount in mounts.items():
         where = f'mounts["{path}"]'
+        expect(where, path, str, "a path")
+        expect(where, mount, Mount, "a Mount")
         canonical = path.startswith("/") and not path.startswith("//") and posixpath.normpath(path) == path
         if not canonical or path == "/" or "\0" in path:
             refuse(where, "must be a canonical absolute path below /")
@@ -616,6 +660,15 @@ def _check_mounts(mounts: Mapping[str, Mount]) -> None:
 
 def _overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
+
+
+_KINDS: tuple[tuple[str, type | tuple[type, ...]], ...] = (
+    ("source", _SOURCES),
+    ("resources", Resources),
+    ("persistent", bool),
+    ("network_policy", NetworkPolicy),
+    ("retention", SnapshotRetention),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -648,6 +701,11 @@ class SandboxSpec:
     def __post_init__(self) -> None:
         if self.name is not None:
             check_name(self.name)
+        for name, kind in _KINDS:
+            value = getattr(self, name)
+            if value is not None:
+                named = [part.__name__ for part in (kind if isinstance(kind, tuple) else (kind,))]
+                expect(name, value, kind, "True or False" if kind is bool else "a " + " or ".join(named))
         if self.image is not None and self.runtime is not None:
             refuse("runtime", "cannot be given together with an image")
         for name in ("image", "runtime", "network_id"):

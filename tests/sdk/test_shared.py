@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkeep import Resources, SnapshotRetention
-from sandkeep.errors import ArchiveError, InvalidRequest
+from sandkeep.errors import ArchiveError, InvalidRequest, RequestTimeout, StdinStalled
 from sandkeep.sdk import bodies, local, output, retry, tarball, target
 from sandkeep.sdk.address import Address
 from sandkeep.sdk.values import OutputChunk, OutputGap, Transferred
 from sandkeep.server import embedded
+from sandkeep.sync.streams import StdinWriter
 from sandkeep.wire import frames
 
 
@@ -249,3 +251,30 @@ def test_signals_have_names_and_numbers(given_as: str | int, number: int) -> Non
 def test_what_is_no_signal_is_refused(wrong: str | int) -> None:
     with pytest.raises(InvalidRequest):
         bodies.signal_number(wrong)
+
+
+# --- input ---------------------------------------------------------------------------------------------
+
+
+def test_input_is_given_whole_however_long_a_process_takes_to_read_it() -> None:
+    taken = bytearray()
+    calls = 0
+
+    def send(data: bytes, offset: int, close: bool, seconds: float | None) -> int:
+        nonlocal calls
+        del seconds
+        assert offset == len(taken)
+        if close:
+            return offset
+        calls += 1
+        if calls % 5 == 0:
+            taken.extend(data[:3])
+        if len(taken) - offset < len(data):
+            raise StdinStalled("it reads nothing for now", bytes_written=len(taken))
+        return len(taken)
+
+    writer = StdinWriter(send)
+    writer._all(b"0123456789", None)
+    assert taken == b"0123456789"
+    with pytest.raises(RequestTimeout):
+        StdinWriter(send)._all(b"x", time.monotonic())

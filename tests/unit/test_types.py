@@ -36,6 +36,11 @@ from sandkeep.types import (
 )
 
 
+def _any(value: Any) -> Any:
+    """What somebody without a type checker gives."""
+    return value
+
+
 def test_memory_follows_vcpus_unless_both_agree() -> None:
     assert Resources() == Resources(2, 4096)
     assert Resources(4).memory_mb == 8192
@@ -105,6 +110,24 @@ def test_memory_follows_vcpus_unless_both_agree() -> None:
         (lambda: SandboxSpec(mounts={"/a": Mount("d"), "/a/b": Mount("e")}), 'mounts["/a/b"]'),
         (lambda: SandboxSpec(mounts={f"/m{n}": Mount("d") for n in range(5)}), "mounts"),
         (lambda: SandboxSpec(failover_regions=("iad1",)), "failover_regions[0]"),
+        (lambda: Resources(_any("2")), "vcpus"),
+        (lambda: Resources(memory_mb=_any(True)), "memory_mb"),
+        (lambda: SnapshotRetention(_any("1")), "count"),
+        (lambda: SnapshotRetention(1, float("nan")), "expiration"),
+        (lambda: SnapshotRetention(1, -1), "expiration"),
+        (lambda: Mount("d", _any("snapshot")), "mode"),
+        (lambda: SandboxSpec(name=_any(5)), "name"),
+        (lambda: SandboxSpec(timeout=_any(5)), "timeout"),
+        (lambda: SandboxSpec(ports=(_any("80"),)), "ports[0]"),
+        (lambda: SandboxSpec(env=_any([("A", "B")])), "env"),
+        (lambda: SandboxSpec(env={"A": _any(None)}), 'env["A"]'),
+        (lambda: SandboxSpec(env={"A": "\ud800"}), 'env["A"]'),
+        (lambda: SandboxSpec(tags={"A": _any(1)}), 'tags["A"]'),
+        (lambda: SandboxSpec(mounts={"/d": _any("d")}), 'mounts["/d"]'),
+        (lambda: SandboxSpec(persistent=_any("no")), "persistent"),
+        (lambda: SandboxSpec(retention=_any(3)), "retention"),
+        (lambda: SandboxSpec(network_policy=_any("deny-all")), "network_policy"),
+        (lambda: SandboxSpec(source=_any("x")), "source"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_the_name_of_its_field(
@@ -154,6 +177,10 @@ def test_secrets_do_not_show_in_a_repr() -> None:
 def test_durations_are_timedeltas_or_seconds() -> None:
     assert duration(1.5) == duration(timedelta(milliseconds=1500))
     assert milliseconds(timedelta(seconds=2, microseconds=1999)) == 2001
+
+
+def test_a_retention_takes_seconds_too() -> None:
+    assert SnapshotRetention(2, 60) == SnapshotRetention(2, timedelta(minutes=1))
 
 
 def test_within_extends_the_path_of_a_field() -> None:

@@ -6,10 +6,12 @@ Arguments are checked here, before anything is sent: the error names the argumen
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypedDict
 
+from sandkeep.errors import InvalidRequest
 from sandkeep.types import (
     GitSource,
     Mount,
@@ -19,7 +21,9 @@ from sandkeep.types import (
     SnapshotRetention,
     Source,
     TarballSource,
+    check_env,
     duration,
+    expect,
     milliseconds,
     refuse,
 )
@@ -136,22 +140,43 @@ def configuration(
     """
     fields = {name: value for name, value in others.items() if value is not None}
     if execution_time_limit is not None:
-        fields["timeout"] = duration(execution_time_limit)
+        fields["timeout"] = duration(execution_time_limit, "execution_time_limit")
     if snapshot_expiration is not None:
-        fields["snapshot_expiration"] = duration(snapshot_expiration)
-    if isinstance(snapshot_retention, SnapshotRetention):
+        fields["snapshot_expiration"] = duration(snapshot_expiration, "snapshot_expiration")
+    if snapshot_retention is not None and not isinstance(snapshot_retention, Unchanged):
         fields["retention"] = snapshot_retention
     if ports is not None:
+        expect("ports", ports, Iterable, "a sequence of numbers")
         fields["ports"] = tuple(ports)
-    SandboxSpec(**fields)
+    unknown = fields.keys() - _SPELLING.keys()
+    if unknown:
+        raise TypeError(f"a sandbox has no configuration {', '.join(sorted(unknown))}")
+    with _as_given():
+        SandboxSpec(**fields)
     body = {_SPELLING[name][0]: _SPELLING[name][1](value) for name, value in fields.items()}
     if snapshot_retention is None:
         body["keepLastSnapshots"] = None
     return body
 
 
+_GIVEN = {"timeout": "execution_time_limit", "retention": "snapshot_retention"}
+
+
+@contextmanager
+def _as_given() -> Iterator[None]:
+    """Errors name the argument as the caller knows it."""
+    try:
+        yield
+    except InvalidRequest as error:
+        name, dot, rest = str(error.details.get("field", "")).partition(".")
+        if name not in _GIVEN:
+            raise
+        refuse(f"{_GIVEN[name]}{dot}{rest}", error.details.get("problem", error.message))
+
+
 def policy(value: NetworkPolicy) -> bytes:
     """A network policy with the values it injects."""
+    expect("policy", value, NetworkPolicy, "a NetworkPolicy")
     return encode(authored(value))
 
 
@@ -169,15 +194,17 @@ def process(
     """The body that starts a process."""
     if isinstance(args, str):
         refuse("args", "is a sequence of strings, not one string")
+    expect("args", args, Iterable, "a sequence of strings")
     body: dict[str, Any] = {"command": command, "args": list(args), "sudo": sudo}
     if cwd is not None:
         body["cwd"] = cwd
     if env:
+        check_env(env)
         body["env"] = dict(env)
     if user is not None:
         body["user"] = user
     if kill_after is not None:
-        limit = milliseconds(duration(kill_after))
+        limit = milliseconds(duration(kill_after, "kill_after"))
         if limit < 1:
             refuse("kill_after", "must be at least a millisecond")
         body["timeout"] = limit
@@ -194,6 +221,7 @@ def signal_number(signal: int | str) -> int:
             return int(signals.Signals[name])
         except KeyError:
             refuse("signal", f"{signal!r} is not the name of a signal")
+    expect("signal", signal, int, "a number or a name")
     if not 1 <= signal <= 64:
         refuse("signal", "must be between 1 and 64")
     return int(signal)

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-from sandkeep.errors import TransportError
+from sandkeep.errors import NotRegularFile, TransportError
 from sandkeep.sdk.values import Transferred
 
 PIECE = 1 << 18
@@ -25,6 +25,14 @@ class FileBody:
 
     def __init__(self, path: str, progress: Progress | None) -> None:
         info = os.stat(path)
+        if not stat.S_ISREG(info.st_mode):
+            # Opening a pipe would wait for somebody to write into it, and nothing says how much that will be.
+            raise NotRegularFile(
+                f"read {path}: not a regular file",
+                path=path,
+                operation="read",
+                hint="write what it has into a file first, or into the sandbox with open(path, 'wb')",
+            )
         self._path = path
         self._name = os.path.basename(path)
         self._progress = progress

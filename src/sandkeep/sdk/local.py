@@ -62,7 +62,8 @@ class TreeReader:
 
     def _blocks(self) -> Iterator[bytes]:
         if self._prefix:
-            yield tarball.header(self._prefix, mode=0o755, directory=True)
+            mtime = int(os.stat(self._root).st_mtime)
+            yield tarball.header(self._prefix, mode=0o755, mtime=mtime, directory=True)
         waiting = [""]
         while waiting:
             below = waiting.pop()
@@ -73,10 +74,13 @@ class TreeReader:
                 if ignored(name, self._ignore):
                     continue
                 if entry.is_symlink():
-                    yield tarball.header(self._named(name), link=os.readlink(entry.path), mode=0o777)
+                    mtime = int(entry.stat(follow_symlinks=False).st_mtime)
+                    link = os.readlink(entry.path)
+                    yield tarball.header(self._named(name), link=link, mode=0o777, mtime=mtime)
                 elif entry.is_dir():
-                    mode = stat.S_IMODE(entry.stat().st_mode)
-                    yield tarball.header(self._named(name), mode=mode, directory=True)
+                    info = entry.stat()
+                    mode, mtime = stat.S_IMODE(info.st_mode), int(info.st_mtime)
+                    yield tarball.header(self._named(name), mode=mode, mtime=mtime, directory=True)
                     waiting.append(name)
                 elif entry.is_file():
                     yield from self._file(entry.path, name)

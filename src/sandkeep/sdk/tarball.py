@@ -66,9 +66,9 @@ def padding(size: int) -> bytes:
     return bytes(-size % BLOCK)
 
 
-def file(name: str, data: bytes, mode: int) -> bytes:
+def file(name: str, data: bytes, mode: int, *, mtime: int = 0) -> bytes:
     """A whole entry."""
-    return header(name, size=len(data), mode=mode) + data + padding(len(data))
+    return header(name, size=len(data), mode=mode, mtime=mtime) + data + padding(len(data))
 
 
 class BadArchive(ValueError):

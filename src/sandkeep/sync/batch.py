@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import posixpath
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sandkeep.types import refuse
+from sandkeep.sync.filerequests import check_data, check_path
+from sandkeep.types import expect, refuse
 
 if TYPE_CHECKING:
     from sandkeep.sync.filerequests import FileRequests
@@ -22,12 +24,16 @@ class Batch:
 
     def write_bytes(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Add a file. A later one at the same path replaces it."""
+        check_path("path", path)
+        check_data(data)
         if not path or path.endswith("/") or ".." in path.split("/"):
             refuse("path", f"{path!r} is not the path of a file, or has .. in it")
+        expect("mode", mode, int, "a number such as 0o644")
         self._entries[path] = (bytes(data), mode)
 
     def write_text(self, path: str, text: str, *, mode: int = 0o644, encoding: str = "utf-8") -> None:
         """Add a text file."""
+        expect("text", text, str, "text")
         self.write_bytes(path, text.encode(encoding), mode=mode)
 
     def __len__(self) -> int:
@@ -47,11 +53,12 @@ class Batch:
         from sandkeep.sdk import tarball
 
         entries, self._entries = self._entries, {}
+        now = int(time.time())
         for absolute in (False, True):
             chosen = {path: entry for path, entry in entries.items() if path.startswith("/") is absolute}
             if chosen:
                 parts = [
-                    tarball.file(posixpath.normpath(path).lstrip("/"), data, mode)
+                    tarball.file(posixpath.normpath(path).lstrip("/"), data, mode, mtime=now)
                     for path, (data, mode) in chosen.items()
                 ]
                 self._files._extract(b"".join((*parts, tarball.END)), cwd="/" if absolute else None)

@@ -29,7 +29,7 @@ from sandkeep.sdk.queries import (
 )
 from sandkeep.sdk.target import resolve
 from sandkeep.sdk.values import Drive, SandboxInfo, Session, Snapshot
-from sandkeep.types import duration
+from sandkeep.types import RESERVED_NAMES, duration
 from sandkeep.wire.responses import DriveShown, SandboxPage, SandboxStarted, SessionShown, SnapshotShown
 
 _ATTEMPTS = 5
@@ -68,7 +68,7 @@ class Client:
             InvalidRequest: the URL is not one.
         """
         target = resolve(url, token, team, project)
-        self._transport = Transport(target, timeout=duration(timeout).total_seconds())
+        self._transport = Transport(target, timeout=duration(timeout, "timeout").total_seconds())
         self.images: Images = Images(self._transport)
         """What sandboxes start from."""
         self.secrets: Secrets = Secrets(self._transport)
@@ -245,7 +245,7 @@ class Client:
         Raises:
             NotFound: there is none.
         """
-        path = f"/v2/sandboxes/sessions/{segment(session_id)}"
+        path = f"/v2/sandboxes/sessions/{segment(session_id, 'session_id')}"
         return Session.of(read(SessionShown, self._transport.request("GET", path)).session)
 
     def query_snapshots(self, query: SnapshotQuery | None = None) -> Listing[Snapshot]:
@@ -258,7 +258,7 @@ class Client:
         Raises:
             NotFound: there never was one.
         """
-        path = f"/v2/sandboxes/snapshots/{segment(snapshot_id)}"
+        path = f"/v2/sandboxes/snapshots/{segment(snapshot_id, 'snapshot_id')}"
         return Snapshot.of(read(SnapshotShown, self._transport.request("GET", path)).snapshot)
 
     def delete_snapshot(self, snapshot_id: str) -> Snapshot:
@@ -267,7 +267,7 @@ class Client:
         Raises:
             NotFound: there never was one.
         """
-        path = f"/v2/sandboxes/snapshots/{segment(snapshot_id)}"
+        path = f"/v2/sandboxes/snapshots/{segment(snapshot_id, 'snapshot_id')}"
         answer = self._transport.request("DELETE", path, replay=True)
         return Snapshot.of(read(SnapshotShown, answer).snapshot)
 
@@ -344,6 +344,9 @@ class Client:
         return box
 
     def _get(self, name: str, *, resume: bool, on_resume: Hook | None) -> Sandbox:
+        if name in RESERVED_NAMES:
+            # At their place in the API is something else.
+            raise NotFound(f"no sandbox named {name}", kind="sandbox", name=name)
         answer = self._transport.request(
             "GET",
             f"/v2/sandboxes/{segment(name)}",

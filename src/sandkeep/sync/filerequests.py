@@ -7,6 +7,7 @@ from typing import Any
 
 from sandkeep.sync.recovery import Recovery
 from sandkeep.sync.transport import Body, Transport, read
+from sandkeep.types import expect
 from sandkeep.wire.additions import Written
 
 TRANSFER_SECONDS = 300.0
@@ -22,6 +23,9 @@ class FileRequests:
         self._acting = {} if user is None else {"user": user}
 
     def _do(self, operation: str, path: str, **arguments: Any) -> bytes:
+        check_path("path", path)
+        if "target" in arguments:
+            check_path("target", arguments["target"])
         body = {"path": path, **arguments, **self._acting}
 
         def send(session: str) -> bytes:
@@ -41,6 +45,7 @@ class FileRequests:
     ) -> int:
         query = {**self._query(path), "parents": "true"}
         if mode is not None:
+            expect("mode", mode, int, "a number such as 0o644")
             query["mode"] = str(mode)
         if append:
             query["append"] = "true"
@@ -80,6 +85,7 @@ class FileRequests:
 
     def _reading(self, path: str) -> str:
         """The session to read from, once it is known that it runs and the file can be read."""
+        check_path("path", path)
 
         def check(session: str) -> str:
             body = {"path": path, **self._acting}
@@ -89,7 +95,18 @@ class FileRequests:
         return self._recovery.run(check)
 
     def _query(self, path: str) -> dict[str, str]:
+        check_path("path", path)
         return {"path": path, **self._acting}
+
+
+def check_path(name: str, path: object) -> None:
+    """A path inside a sandbox is text; anything else would be sent as something else."""
+    expect(name, path, str, "a path as text")
+
+
+def check_data(data: object) -> None:
+    """What goes into a file as bytes; ``bytes()`` takes numbers too and makes zeros of them."""
+    expect("data", data, (bytes, bytearray, memoryview), "bytes")
 
 
 def own(session: str, operation: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import posixpath
@@ -11,14 +12,14 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sandkeep.errors import NotDirectory, PathExists, PathNotFound
+from sandkeep.errors import NotDirectory, PathError, PathExists, PathNotFound, PathPermission
 from sandkeep.sync.batch import Batch
-from sandkeep.sync.filerequests import TRANSFER_SECONDS, FileRequests, own
+from sandkeep.sync.filerequests import TRANSFER_SECONDS, FileRequests, check_data, check_path, own
 from sandkeep.sync.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
 from sandkeep.sync.transport import each, read
 from sandkeep.sync.watching import watched
 from sandkeep.sdk.values import FileChange, FileStat, Transferred
-from sandkeep.types import refuse
+from sandkeep.types import expect, refuse
 from sandkeep.wire.additions import FileList, FileObject, FileShown, LinkShown, Written
 
 if TYPE_CHECKING:
@@ -78,12 +79,14 @@ class Files(FileRequests):
         Raises:
             NoSpace: the sandbox's disk is full.
         """
+        check_data(data)
         return self._put(path, bytes(data), mode=mode)
 
     def write_text(
         self, path: str, text: str, *, mode: int | None = None, encoding: str = "utf-8"
     ) -> int:
         """Replace a text file, all of it or nothing; as :meth:`write_bytes`."""
+        expect("text", text, str, "text")
         return self.write_bytes(path, text.encode(encoding), mode=mode)
 
     @overload
@@ -115,6 +118,8 @@ class Files(FileRequests):
         Returns:
             A reader or writer: close it yourself, or use ``with``.
         """
+        check_path("path", path)
+        expect("mode", mode, str, "text")
         if mode.removesuffix("b") not in ("r", "w", "x", "a"):
             refuse("mode", f"{mode!r} is not one of r, w, x and a, with or without b")
 
@@ -195,28 +200,30 @@ class Files(FileRequests):
     def walk(self, path: str = ".") -> Generator[tuple[str, list[FileStat], list[FileStat]], None, None]:
         """Every directory below ``path`` and itself, from the top: its path, directories, other entries.
 
-        Removing directories from the second value leaves them out. Links are not followed.
+        Removing directories from the second value leaves them out, as are those that may not be read. Links
+        are not followed.
         """
         waiting = [path]
         while waiting:
             at = waiting.pop()
             try:
                 entries = self.listdir(at)
-            except (PathNotFound, NotDirectory):
+            except (PathNotFound, NotDirectory, PathPermission):
                 if at == path:
                     raise
-                continue  # it went away meanwhile
+                continue  # it went away meanwhile, or is not for this user
             directories = [entry for entry in entries if entry.is_dir]
             yield at, directories, [entry for entry in entries if not entry.is_dir]
             waiting.extend(entry.path for entry in reversed(directories))
 
     def glob(self, pattern: str, path: str = ".") -> list[str]:
-        """Paths below a directory that match, sorted, relative to it.
+        """Paths below a directory that match, sorted, relative to it. What may not be read is passed over.
 
         Args:
             pattern: as for ``pathlib``: ``*`` and ``?`` within a name, ``**`` for any number of directories.
             path: where to look.
         """
+        expect("pattern", pattern, str, "text")
         parts = [part for part in pattern.split("/") if part]
         if pattern.startswith("/") or not parts or ".." in parts:
             refuse("pattern", "must be a relative pattern without ..")
@@ -275,7 +282,7 @@ class Files(FileRequests):
         """Send a local file, or a directory with everything below it, in one request.
 
         A file is replaced all at once. Of a directory, files are replaced one after another and others stay;
-        modes and links are kept, owners are not.
+        modes and links are kept, owners are not. Pipes, sockets and devices in it are left out.
 
         Args:
             source: a local file or directory.
@@ -288,9 +295,11 @@ class Files(FileRequests):
 
         Raises:
             FileNotFoundError: there is no such local file.
+            NotRegularFile: it is a pipe, a socket or a device.
         """
         from sandkeep.sdk import local
 
+        check_path("target", target)
         here = os.fspath(source)
         if os.path.isdir(here):
             return self._upload_tree(here, target, ignore, progress)
@@ -432,6 +441,10 @@ class Files(FileRequests):
             return self.stat(path)
         except (PathNotFound, NotDirectory):
             return None
+        except PathError as error:
+            if error.details.get("errno") == errno.ELOOP:
+                return None  # links that lead to each other lead nowhere
+            raise
 
     def _glob(self, root: str, below: str, parts: list[str], found: set[str]) -> None:
         part, rest = parts[0], parts[1:]
@@ -443,6 +456,10 @@ class Files(FileRequests):
         try:
             entries = self.listdir(posixpath.join(root, below) if below else root)
         except (PathNotFound, NotDirectory):
+            return
+        except PathPermission:
+            if not below:
+                raise
             return
         for entry in entries:
             name = posixpath.join(below, entry.name)

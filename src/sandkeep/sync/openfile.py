@@ -12,9 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sandkeep.errors import PathExists, PathNotFound
+from sandkeep.sync.filerequests import check_data
 from sandkeep.sync.plain import Answer
 from sandkeep.sync.transport import Transport
 from sandkeep.sdk.blocking import shielded, sleep
+from sandkeep.types import expect
 
 if TYPE_CHECKING:
     from sandkeep.sync.files import Files
@@ -121,6 +123,7 @@ class BinaryWriter:
         """Add bytes; returns how many."""
         if self._closed:
             raise ValueError("the file is closed")
+        check_data(data)
         self._buffer += data
         self.bytes_written += len(data)
         if len(self._buffer) >= PIECE:
@@ -254,6 +257,7 @@ class TextFileWriter:
 
     def write(self, text: str) -> int:
         """Add text; returns how many characters."""
+        expect("text", text, str, "text")
         self._writer.write(text.encode(self._encoding))
         return len(text)
 

@@ -138,8 +138,10 @@ class Process:
         Raises:
             ProcessTimeout: it had not ended by then.
         """
-        limit = None if timeout is None else duration(timeout).total_seconds()
-        until = None if limit is None else time.monotonic() + limit
+        limit = _seconds(timeout)
+        return self._wait(limit, None if limit is None else time.monotonic() + limit)
+
+    def _wait(self, limit: float | None, until: float | None) -> int:
         attempt = 0
         while self.returncode is None:
             left = LOOK_SECONDS if until is None else min(LOOK_SECONDS, until - time.monotonic())
@@ -174,15 +176,16 @@ class Process:
             ProcessTimeout: it had not ended by then; what it printed so far is in ``stdout`` and ``stderr``.
             StdinUnavailable: there is input and the process was started without ``stdin=True``.
         """
-        if input is not None:
-            if self.stdin is None:
-                raise StdinUnavailable("the process was started without stdin=True", process=self.id)
+        limit = _seconds(timeout)
+        until = None if limit is None else time.monotonic() + limit
+        if input is not None and self.stdin is None:
+            raise StdinUnavailable("the process was started without stdin=True", process=self.id)
+        if limit is None:
             self._feed(input)
-        elif self.stdin is not None:
-            self._feed(b"")
-        if timeout is not None:
+        else:
             try:
-                self.wait(timeout)
+                self._feed(input, limit, until)
+                self._wait(limit, until)
             except ProcessTimeout as error:
                 stdout, stderr = self._collect(follow=False)
                 error.details.update(stdout=stdout, stderr=stderr)
@@ -208,17 +211,17 @@ class Process:
             stdout: bytes | None = None
             stderr: bytes | None = None
             if live is not None:
-                if input is not None:
-                    self._feed(input)
+                self._feed(input)
                 found = self._follow(live)
                 if capture:
                     stdout, stderr = found
             elif capture:
                 stdout, stderr = self.communicate(input, timeout)
             else:
-                if input is not None:
-                    self._feed(input)
-                self.wait(timeout)
+                limit = _seconds(timeout)
+                until = None if limit is None else time.monotonic() + limit
+                self._feed(input, limit, until)
+                self._wait(limit, until)
         except BaseException as error:
             self.abandon(error)
             raise
@@ -352,15 +355,20 @@ class Process:
     ) -> None:
         self.close()
 
-    def _feed(self, data: bytes | str) -> None:
+    def _feed(
+        self, data: bytes | str | None, limit: float | None = None, until: float | None = None
+    ) -> None:
         """All input, then its end. As for ``subprocess``, not reading all of it is no error."""
-        assert self.stdin is not None
+        if self.stdin is None:
+            return
         try:
-            if data:
-                self.stdin.write(data)
-            self.stdin.close()
+            self.stdin._all(b"" if data is None else data, until)
         except (StdinUnavailable, NotFound):
             pass
+        except RequestTimeout:
+            if until is None or time.monotonic() < until:
+                raise
+            raise self._late(limit) from None
 
     def _look(self, query: dict[str, str], *, timeout: float | None = None) -> ProcessInfo:
         self._learn(self._transport.request("GET", self._path(), query=query, timeout=timeout))
@@ -381,3 +389,7 @@ class Process:
 
     def _path(self) -> str:
         return f"/v2/sandboxes/sessions/{self.session_id}/cmd/{self.id}"
+
+
+def _seconds(timeout: Duration | None) -> float | None:
+    return None if timeout is None else duration(timeout, "timeout").total_seconds()

@@ -13,12 +13,14 @@ from sandkeep.sync.files import Files
 from sandkeep.sync.process import Process
 from sandkeep.sync.processlog import items_of
 from sandkeep.sync.recovery import Recovery
+from sandkeep.sync.streams import input_bytes
 from sandkeep.sync.terminal import Terminal
 from sandkeep.sync.transport import QUIET_SECONDS, Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.blocking import shielded
 from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.values import CompletedProcess
+from sandkeep.types import duration
 from sandkeep.wire import frames
 from sandkeep.wire.responses import CommandShown
 
@@ -88,6 +90,10 @@ class Runner:
             kill_after=kill_after,
             stdin=input is not None,
         )
+        if timeout is not None:
+            duration(timeout, "timeout")
+        if input is not None:
+            input_bytes(input)
         if timeout is None:
             body.update(wait=True, logs=capture_output)
         with ExitStack() as held:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import codecs
+import time
 from collections.abc import Generator, Iterator, Callable
 
-from sandkeep.errors import NotFound, StdinStalled, StdinUnavailable
+from sandkeep.errors import NotFound, RequestTimeout, StdinStalled, StdinUnavailable
+from sandkeep.types import expect
 
 PIECE = 512 << 10
 """Bytes of input sent in one request."""
@@ -123,7 +125,7 @@ class TextReader:
 class StdinWriter:
     """The standard input of a process. Writing waits until the process's pipe has taken the bytes."""
 
-    def __init__(self, send: Callable[[bytes, int, bool], int]) -> None:
+    def __init__(self, send: Callable[[bytes, int, bool, float | None], int]) -> None:
         self._send = send
         self._written = 0
         self._closed = False
@@ -139,10 +141,26 @@ class StdinWriter:
             StdinStalled: it has taken nothing for a while; ``bytes_written`` says how much it has in all.
             NotFound: it has ended.
         """
-        view = memoryview(data.encode() if isinstance(data, str) else data)
+        view = input_bytes(data)
         while view:
             taken = self._piece(bytes(view[:PIECE]), close=False)
             view = view[taken:]
+
+    def _all(self, data: bytes | str, until: float | None) -> None:
+        """Everything it gets and the end of it, however long the process takes to read it.
+
+        Raises:
+            RequestTimeout: it had not taken all of it at ``until``, on the monotonic clock.
+        """
+        view = input_bytes(data)
+        while view:
+            before = self._written
+            try:
+                self._piece(bytes(view[:PIECE]), close=False, until=until)
+            except StdinStalled:
+                pass  # it may have better things to do for now
+            view = view[self._written - before :]
+        self.close()
 
     def close(self) -> None:
         """Close it: the process reads the end of its input. Can be repeated, and after the process ended."""
@@ -153,13 +171,16 @@ class StdinWriter:
             except (NotFound, StdinUnavailable):
                 pass
 
-    def _piece(self, data: bytes, *, close: bool) -> int:
-        """Bytes of ``data`` that arrived."""
+    def _piece(self, data: bytes, *, close: bool, until: float | None = None) -> int:
+        """Bytes of ``data`` that arrived; all of them."""
         stalls = 0
         start = self._written
         while True:
             try:
-                self._written = self._send(data[self._written - start :], self._written, close)
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise RequestTimeout("the process has not taken its input in time")
+                self._written = self._send(data[self._written - start :], self._written, close, left)
                 return self._written - start
             except StdinStalled as error:
                 arrived = int(error.details.get("bytes_written", self._written))
@@ -167,3 +188,9 @@ class StdinWriter:
                 self._written = max(self._written, arrived)
                 if stalls >= STALLS:
                     raise
+
+
+def input_bytes(data: bytes | str) -> memoryview:
+    """What is typed or piped into a process; text as UTF-8."""
+    expect("input", data, (bytes, bytearray, memoryview, str), "bytes or text")
+    return memoryview(data.encode() if isinstance(data, str) else data)

@@ -17,6 +17,7 @@ from sandkeep.errors import (
     StreamClosed,
     TransportError,
 )
+from sandkeep.sync.streams import input_bytes
 from sandkeep.sync.transport import Transport, read
 from sandkeep.sdk.blocking import Lock, shielded
 from sandkeep.sdk.websocket import Closed, Frames, Handshake
@@ -87,7 +88,7 @@ class Terminal:
 
     def write(self, data: bytes | str) -> None:
         """Type something; text is sent as UTF-8."""
-        view = memoryview(data.encode() if isinstance(data, str) else data)
+        view = input_bytes(data)
         while view:
             self._frames.binary(bytes(view[: 1 << 15]))
             view = view[1 << 15 :]

@@ -30,8 +30,9 @@ from sandkeep.sdk.address import Address, distrusted
 from sandkeep.sdk.blocking import Lock, Pool, current_token, in_thread, open_pool, pieces_of, sleep
 from sandkeep.sdk.content import FileBody
 from sandkeep.sdk.target import Target
+from sandkeep.types import byte_length, expect, refuse
 from sandkeep.wire import errors
-from sandkeep.wire.base import decoder
+from sandkeep.wire.base import encode, parse
 
 T = TypeVar("T")
 
@@ -45,15 +46,19 @@ QUIET_SECONDS = 60.0
 USER_AGENT = f"sandkeep/{__version__}".encode()
 
 
-def segment(text: str) -> str:
+def segment(text: str, field_path: str = "name") -> str:
     """A name as one segment of a path."""
-    return quote(text, safe="")
+    expect(field_path, text, str, "text")
+    if not text:
+        refuse(field_path, "must not be empty")
+    byte_length(field_path, text)
+    return quote(text, safe="", errors="surrogateescape")
 
 
 def read(kind: type[T], data: bytes) -> T:
     """The body of an answer."""
     try:
-        return decoder(kind).decode(data)
+        return parse(kind, data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TransportError(f"the server's answer cannot be read: {error}") from error
 
@@ -127,7 +132,7 @@ class Transport:
             TransportError: there was none at all.
         """
         if json is not None:
-            body = msgspec.json.encode(json)
+            body = encode(json)
         replay = replay or method in ("GET", "HEAD")
         self._first_contact()
         attempt = 0
@@ -172,7 +177,7 @@ class Transport:
         What fails before the first byte is told as by :meth:`request`; the server is started when it is
         embedded and not there, nothing else is repeated.
         """
-        body = b"" if json is None else msgspec.json.encode(json)
+        body = b"" if json is None else encode(json)
         self._first_contact()
         attempt = 0
         with ExitStack() as held:
@@ -209,7 +214,7 @@ class Transport:
         timeout: float | None,
     ) -> Iterator[Answer]:
         parameters = {**self.target.scope, **(query or {})}
-        target = path + (f"?{urlencode(parameters)}" if parameters else "")
+        target = path + (f"?{urlencode(parameters, errors='surrogateescape')}" if parameters else "")
         seconds = self._timeout if timeout is None else timeout
         sent = self._headers(headers, body)
         if self.target.socket is not None and not (headers and "Upgrade" in headers):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,8 @@ from sandkeep.errors import (
     InvalidRequest,
     IsDirectory,
     NotDirectory,
+    NotRegularFile,
+    PathError,
     PathExists,
     PathNotFound,
     PathPermission,
@@ -114,6 +119,102 @@ async def test_walk_and_glob_see_the_tree() -> None:
         assert await box.fs.glob("sub/*", "t") == ["sub/c.py", "sub/deep"]
         with pytest.raises(InvalidRequest):
             await box.fs.glob("/etc/*")
+
+
+@pytest.mark.skipif(ONE_ID, reason="everybody is root inside")
+async def test_walk_and_glob_pass_over_what_may_not_be_read() -> None:
+    async with sandkeep.create_sandbox() as box:
+        await box.fs.write_text("t/open/f", "")
+        await box.fs.mkdir("t/closed", mode=0)
+        assert [at async for at, _, _ in box.fs.walk("t")] == ["t", "t/open"]
+        assert await box.fs.glob("**/f", "t") == ["open/f"]
+        with pytest.raises(PathPermission):
+            await box.fs.glob("*", "t/closed")
+
+
+async def test_names_that_are_no_text_are_kept_byte_for_byte(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    async with sandkeep.create_sandbox() as box:
+        fs = box.fs
+        await box.run_process(
+            "python3", ["-c", "open(b't', 'w'); open(b'caf\\xe9', 'w').write('x')"], check=True
+        )
+        assert [entry.name for entry in await fs.listdir()] == [name, "t"]
+        assert await fs.glob("caf?") == [name]
+        assert await fs.read_text(name) == "x"
+        await fs.write_text(f"{name}-too", "y")
+        await fs.rename(f"{name}-too", f"d{name}")
+        await fs.symlink("link", name)
+        assert await fs.readlink("link") == name
+        with pytest.raises(PathNotFound) as missing:
+            await fs.stat(f"no-{name}")
+        assert missing.value.path == f"no-{name}"
+        done = await box.run_process("cat", [name, f"d{name}"], capture_output=True)
+        assert done.stdout == b"xy"
+        await fs.download(".", tmp_path / "down")
+        assert b"caf\xe9" in os.listdir(os.fsencode(tmp_path / "down"))
+        with pytest.raises(InvalidRequest, match="surrogate"):
+            await fs.stat("\ud800")
+
+
+async def test_arguments_of_another_kind_are_refused_instead_of_turned_into_something() -> None:
+    async with sandkeep.create_sandbox() as box:
+        fs: Any = box.fs
+        wrong: list[tuple[str, Callable[[], Any]]] = [
+            ("path", lambda: fs.write_bytes(None, b"x")),
+            ("path", lambda: fs.read_bytes(b"x")),
+            ("path", lambda: fs.stat(PurePosixPath("x"))),
+            ("target", lambda: fs.rename("x", 5)),
+            ("data", lambda: fs.write_bytes("x", 5)),
+            ("text", lambda: fs.write_text("x", b"x")),
+            ("mode", lambda: fs.write_bytes("x", b"x", mode="644")),
+        ]
+        for name, call in wrong:
+            with pytest.raises(InvalidRequest) as refused:
+                await call()
+            assert refused.value.field == name
+        assert await fs.listdir() == []
+
+
+async def test_a_failed_rename_names_the_side_that_is_at_fault() -> None:
+    async with sandkeep.create_sandbox() as box:
+        await box.fs.write_text("file", "")
+        await box.fs.mkdir("directory")
+        for source, target, kind, path in [
+            ("missing", "file", PathNotFound, "missing"),
+            ("file", "missing/file", PathNotFound, "missing/file"),
+            ("file", "directory", IsDirectory, "directory"),
+            ("directory", "file", NotDirectory, "file"),
+        ]:
+            with pytest.raises(kind) as failed:
+                await box.fs.rename(source, target)
+            assert failed.value.path == path and failed.value.details["target"] == target
+        with pytest.raises(PathError, match="below itself"):
+            await box.fs.rename("directory", "directory/inner")
+        with pytest.raises(PathError, match="Not a symbolic link"):
+            await box.fs.readlink("file")
+        await box.fs.symlink("loop", "loop")
+        assert not await box.fs.exists("loop")
+
+
+async def test_what_is_written_is_as_old_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "tree/sub").mkdir(parents=True)
+    os.utime(tmp_path / "tree/sub", (1_600_000_000, 1_600_000_000))
+    before = datetime.now(UTC) - timedelta(seconds=2)
+    async with sandkeep.create_sandbox() as box:
+        async with box.fs.batch() as batch:
+            batch.write_text("file", "")
+        assert (await box.fs.stat("file")).modified_at >= before
+        await box.fs.upload(tmp_path / "tree", "tree")
+        assert (await box.fs.stat("tree/sub")).modified_at.timestamp() == 1_600_000_000
+
+
+async def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    async with sandkeep.create_sandbox() as box:
+        with pytest.raises(NotRegularFile):
+            await box.fs.upload(tmp_path / "pipe", "pipe")
+        assert (await box.fs.upload(tmp_path, "tree")).files == 0
 
 
 async def test_a_batch_is_sent_when_it_is_left_and_not_when_that_is_by_an_error() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,42 @@ async def test_input_is_read_to_its_end() -> None:
         assert (await box.run_process("cat", input="täxt", capture_output=True)).stdout_text == "täxt"
         assert (await box.run_process("cat", capture_output=True)).stdout == b"", "empty without input"
         assert (await box.run_process("true", input=data)).returncode == 0, "reading it is not required"
+
+
+async def test_input_nobody_reads_does_not_outlast_the_time_given() -> None:
+    async with sandkeep.create_sandbox() as box:
+        data = b"x" * 1_000_000
+        for capture in (False, True):
+            with pytest.raises(ProcessTimeout) as late:
+                await box.run_process("sleep", ["60"], input=data, timeout=0.5, capture_output=capture)
+            assert late.value.timeout == 0.5
+        process = await box.create_process("sleep", ["60"], stdin=True)
+        with pytest.raises(ProcessTimeout):
+            await process.communicate(data, timeout=0.5)
+        assert await process.poll() is None, "it goes on"
+
+
+async def test_arguments_of_another_kind_start_nothing() -> None:
+    async with sandkeep.create_sandbox() as box:
+        run: Any = box.run_process
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("timeout", {"timeout": "5"}),
+            ("timeout", {"timeout": float("inf")}),
+            ("kill_after", {"kill_after": float("nan")}),
+            ("input", {"input": 5}),
+            ('env["A"]', {"env": {"A": 1}}),
+            ("args", {"args": None}),
+        ]
+        for name, arguments in wrong:
+            with pytest.raises(InvalidRequest) as refused:
+                await run("true", **arguments)
+            assert refused.value.field == name
+        assert await box.processes() == []
+        with pytest.raises(InvalidRequest):
+            await box.get_process("")
+        with pytest.raises(ExecutableNotFound) as missing:
+            await run("ls -la")
+        assert missing.value.hint and "shell" in missing.value.hint
 
 
 async def test_where_with_what_and_as_whom() -> None:

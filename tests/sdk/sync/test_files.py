@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,8 @@ from sandkeep.errors import (
     InvalidRequest,
     IsDirectory,
     NotDirectory,
+    NotRegularFile,
+    PathError,
     PathExists,
     PathNotFound,
     PathPermission,
@@ -113,6 +118,102 @@ def test_walk_and_glob_see_the_tree() -> None:
         assert box.fs.glob("sub/*", "t") == ["sub/c.py", "sub/deep"]
         with pytest.raises(InvalidRequest):
             box.fs.glob("/etc/*")
+
+
+@pytest.mark.skipif(ONE_ID, reason="everybody is root inside")
+def test_walk_and_glob_pass_over_what_may_not_be_read() -> None:
+    with sandkeep.create_sandbox() as box:
+        box.fs.write_text("t/open/f", "")
+        box.fs.mkdir("t/closed", mode=0)
+        assert [at for at, _, _ in box.fs.walk("t")] == ["t", "t/open"]
+        assert box.fs.glob("**/f", "t") == ["open/f"]
+        with pytest.raises(PathPermission):
+            box.fs.glob("*", "t/closed")
+
+
+def test_names_that_are_no_text_are_kept_byte_for_byte(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    with sandkeep.create_sandbox() as box:
+        fs = box.fs
+        box.run_process(
+            "python3", ["-c", "open(b't', 'w'); open(b'caf\\xe9', 'w').write('x')"], check=True
+        )
+        assert [entry.name for entry in fs.listdir()] == [name, "t"]
+        assert fs.glob("caf?") == [name]
+        assert fs.read_text(name) == "x"
+        fs.write_text(f"{name}-too", "y")
+        fs.rename(f"{name}-too", f"d{name}")
+        fs.symlink("link", name)
+        assert fs.readlink("link") == name
+        with pytest.raises(PathNotFound) as missing:
+            fs.stat(f"no-{name}")
+        assert missing.value.path == f"no-{name}"
+        done = box.run_process("cat", [name, f"d{name}"], capture_output=True)
+        assert done.stdout == b"xy"
+        fs.download(".", tmp_path / "down")
+        assert b"caf\xe9" in os.listdir(os.fsencode(tmp_path / "down"))
+        with pytest.raises(InvalidRequest, match="surrogate"):
+            fs.stat("\ud800")
+
+
+def test_arguments_of_another_kind_are_refused_instead_of_turned_into_something() -> None:
+    with sandkeep.create_sandbox() as box:
+        fs: Any = box.fs
+        wrong: list[tuple[str, Callable[[], Any]]] = [
+            ("path", lambda: fs.write_bytes(None, b"x")),
+            ("path", lambda: fs.read_bytes(b"x")),
+            ("path", lambda: fs.stat(PurePosixPath("x"))),
+            ("target", lambda: fs.rename("x", 5)),
+            ("data", lambda: fs.write_bytes("x", 5)),
+            ("text", lambda: fs.write_text("x", b"x")),
+            ("mode", lambda: fs.write_bytes("x", b"x", mode="644")),
+        ]
+        for name, call in wrong:
+            with pytest.raises(InvalidRequest) as refused:
+                call()
+            assert refused.value.field == name
+        assert fs.listdir() == []
+
+
+def test_a_failed_rename_names_the_side_that_is_at_fault() -> None:
+    with sandkeep.create_sandbox() as box:
+        box.fs.write_text("file", "")
+        box.fs.mkdir("directory")
+        for source, target, kind, path in [
+            ("missing", "file", PathNotFound, "missing"),
+            ("file", "missing/file", PathNotFound, "missing/file"),
+            ("file", "directory", IsDirectory, "directory"),
+            ("directory", "file", NotDirectory, "file"),
+        ]:
+            with pytest.raises(kind) as failed:
+                box.fs.rename(source, target)
+            assert failed.value.path == path and failed.value.details["target"] == target
+        with pytest.raises(PathError, match="below itself"):
+            box.fs.rename("directory", "directory/inner")
+        with pytest.raises(PathError, match="Not a symbolic link"):
+            box.fs.readlink("file")
+        box.fs.symlink("loop", "loop")
+        assert not box.fs.exists("loop")
+
+
+def test_what_is_written_is_as_old_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "tree/sub").mkdir(parents=True)
+    os.utime(tmp_path / "tree/sub", (1_600_000_000, 1_600_000_000))
+    before = datetime.now(UTC) - timedelta(seconds=2)
+    with sandkeep.create_sandbox() as box:
+        with box.fs.batch() as batch:
+            batch.write_text("file", "")
+        assert (box.fs.stat("file")).modified_at >= before
+        box.fs.upload(tmp_path / "tree", "tree")
+        assert (box.fs.stat("tree/sub")).modified_at.timestamp() == 1_600_000_000
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with sandkeep.create_sandbox() as box:
+        with pytest.raises(NotRegularFile):
+            box.fs.upload(tmp_path / "pipe", "pipe")
+        assert (box.fs.upload(tmp_path, "tree")).files == 0
 
 
 def test_a_batch_is_sent_when_it_is_left_and_not_when_that_is_by_an_error() -> None:

@@ -11,9 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sandkeep.errors import PathExists, PathNotFound
+from sandkeep.sdk._async.filerequests import check_data
 from sandkeep.sdk._async.plain import Answer
 from sandkeep.sdk._async.transport import Transport
 from sandkeep.sdk.concurrent import shielded, sleep
+from sandkeep.types import expect
 
 if TYPE_CHECKING:
     from sandkeep.sdk._async.files import Files
@@ -120,6 +122,7 @@ class BinaryWriter:
         """Add bytes; returns how many."""
         if self._closed:
             raise ValueError("the file is closed")
+        check_data(data)
         self._buffer += data
         self.bytes_written += len(data)
         if len(self._buffer) >= PIECE:
@@ -253,6 +256,7 @@ class TextFileWriter:
 
     async def write(self, text: str) -> int:
         """Add text; returns how many characters."""
+        expect("text", text, str, "text")
         await self._writer.write(text.encode(self._encoding))
         return len(text)
 

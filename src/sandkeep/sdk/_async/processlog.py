@@ -78,12 +78,16 @@ async def stream_of(
                 yield item.data
 
 
-async def write_to(transport: Transport, path: str, data: bytes, offset: int, close: bool) -> int:
+async def write_to(
+    transport: Transport, path: str, data: bytes, offset: int, close: bool, seconds: float | None = None
+) -> int:
     """Give the process with that path input; returns how much it has taken altogether."""
     body: dict[str, object] = {"offset": offset}
     if data:
         body["data"] = b64encode(data).decode("ascii")
     if close:
         body["close"] = True
-    answer = await transport.request("POST", f"{path}/stdin", json=body, replay=not close, timeout=90.0)
+    # The server itself gives up sooner than the longest.
+    limit = 90.0 if seconds is None else min(90.0, seconds)
+    answer = await transport.request("POST", f"{path}/stdin", json=body, replay=not close, timeout=limit)
     return read(StdinWritten, answer).bytes_written

@@ -12,12 +12,14 @@ from sandkeep.sdk._async.files import Files
 from sandkeep.sdk._async.process import Process
 from sandkeep.sdk._async.processlog import items_of
 from sandkeep.sdk._async.recovery import Recovery
+from sandkeep.sdk._async.streams import input_bytes
 from sandkeep.sdk._async.terminal import Terminal
 from sandkeep.sdk._async.transport import QUIET_SECONDS, Transport, read
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.concurrent import Opening, shielded
 from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.values import CompletedProcess
+from sandkeep.types import duration
 from sandkeep.wire import frames
 from sandkeep.wire.responses import CommandShown
 
@@ -87,6 +89,10 @@ class Runner:
             kill_after=kill_after,
             stdin=input is not None,
         )
+        if timeout is not None:
+            duration(timeout, "timeout")
+        if input is not None:
+            input_bytes(input)
         if timeout is None:
             body.update(wait=True, logs=capture_output)
         async with AsyncExitStack() as held:

@@ -45,6 +45,7 @@ from sandkeep.types import (
     SessionStatus,
     SnapshotRetention,
     duration,
+    expect,
     milliseconds,
 )
 from sandkeep.wire import responses
@@ -218,7 +219,7 @@ class Sandbox(KnownSandbox, Runner):
         Raises:
             TimeoutInvalid: no session may live that long.
         """
-        body = {"duration": milliseconds(duration(by))}
+        body = {"duration": milliseconds(duration(by, "by"))}
         return await self._change_session("extend-timeout", encode(body))
 
     async def update_network_policy(self, policy: NetworkPolicy) -> Session:
@@ -323,6 +324,7 @@ class Sandbox(KnownSandbox, Runner):
             SnapshotGone: it was deleted or has expired; nothing has changed, unless it was the snapshot of
                 the stop that pushed it out, as ``snapshot_retention`` has it.
         """
+        expect("snapshot", snapshot, (Snapshot, str), "a Snapshot or its id")
         chosen = snapshot if isinstance(snapshot, str) else snapshot.id
         # Chosen first, so that what cannot be chosen stops nothing; again, since the stop chooses its own.
         await self._patch({"currentSnapshotId": chosen})
@@ -433,7 +435,8 @@ class Sandbox(KnownSandbox, Runner):
         return Stopped(stopped, Snapshot.of(snapshot) if isinstance(snapshot, SnapshotObject) else None)
 
     async def _process(self, session: str, process: str) -> Process:
-        path = f"/v2/sandboxes/sessions/{segment(session)}/cmd/{segment(process)}"
+        below = segment(process, "process_id")
+        path = f"/v2/sandboxes/sessions/{segment(session, 'session_id')}/cmd/{below}"
         shown = read(CommandShown, await self._transport.request("GET", path))
         return Process(self._transport, shown.command, stdin=False)
 
@@ -451,7 +454,7 @@ class Sandbox(KnownSandbox, Runner):
         return self._session
 
     async def _take(self, path: str, expiration: Duration | None) -> Snapshot:
-        body = {} if expiration is None else {"expiration": milliseconds(duration(expiration))}
+        body = {} if expiration is None else {"expiration": milliseconds(duration(expiration, "expiration"))}
 
         async def send(session: str) -> SnapshotTaken:
             where = path.format(session=session)
@@ -476,7 +479,7 @@ def start_fork(transport: Transport, source: str, body: dict[str, Any], *, destr
     """Fork a sandbox by name."""
 
     async def start() -> Sandbox:
-        path = f"/v2/sandboxes/{segment(source)}/fork"
+        path = f"/v2/sandboxes/{segment(source, 'source')}/fork"
         answer = await transport.request("POST", path, json=body, timeout=BOOT_SECONDS)
         box = Sandbox(transport, read(SandboxStarted, answer))
         box._destroy_on_exit = destroy

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
-from sandkeep.errors import NotFound, StdinStalled, StdinUnavailable
+from sandkeep.errors import NotFound, RequestTimeout, StdinStalled, StdinUnavailable
+from sandkeep.types import expect
 
 PIECE = 512 << 10
 """Bytes of input sent in one request."""
@@ -122,7 +124,7 @@ class TextReader:
 class StdinWriter:
     """The standard input of a process. Writing waits until the process's pipe has taken the bytes."""
 
-    def __init__(self, send: Callable[[bytes, int, bool], Awaitable[int]]) -> None:
+    def __init__(self, send: Callable[[bytes, int, bool, float | None], Awaitable[int]]) -> None:
         self._send = send
         self._written = 0
         self._closed = False
@@ -138,10 +140,26 @@ class StdinWriter:
             StdinStalled: it has taken nothing for a while; ``bytes_written`` says how much it has in all.
             NotFound: it has ended.
         """
-        view = memoryview(data.encode() if isinstance(data, str) else data)
+        view = input_bytes(data)
         while view:
             taken = await self._piece(bytes(view[:PIECE]), close=False)
             view = view[taken:]
+
+    async def _all(self, data: bytes | str, until: float | None) -> None:
+        """Everything it gets and the end of it, however long the process takes to read it.
+
+        Raises:
+            RequestTimeout: it had not taken all of it at ``until``, on the monotonic clock.
+        """
+        view = input_bytes(data)
+        while view:
+            before = self._written
+            try:
+                await self._piece(bytes(view[:PIECE]), close=False, until=until)
+            except StdinStalled:
+                pass  # it may have better things to do for now
+            view = view[self._written - before :]
+        await self.aclose()
 
     async def aclose(self) -> None:
         """Close it: the process reads the end of its input. Can be repeated, and after the process ended."""
@@ -152,13 +170,16 @@ class StdinWriter:
             except (NotFound, StdinUnavailable):
                 pass
 
-    async def _piece(self, data: bytes, *, close: bool) -> int:
-        """Bytes of ``data`` that arrived."""
+    async def _piece(self, data: bytes, *, close: bool, until: float | None = None) -> int:
+        """Bytes of ``data`` that arrived; all of them."""
         stalls = 0
         start = self._written
         while True:
             try:
-                self._written = await self._send(data[self._written - start :], self._written, close)
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise RequestTimeout("the process has not taken its input in time")
+                self._written = await self._send(data[self._written - start :], self._written, close, left)
                 return self._written - start
             except StdinStalled as error:
                 arrived = int(error.details.get("bytes_written", self._written))
@@ -166,3 +187,9 @@ class StdinWriter:
                 self._written = max(self._written, arrived)
                 if stalls >= STALLS:
                     raise
+
+
+def input_bytes(data: bytes | str) -> memoryview:
+    """What is typed or piped into a process; text as UTF-8."""
+    expect("input", data, (bytes, bytearray, memoryview, str), "bytes or text")
+    return memoryview(data.encode() if isinstance(data, str) else data)

@@ -16,6 +16,7 @@ from sandkeep.errors import (
     StreamClosed,
     TransportError,
 )
+from sandkeep.sdk._async.streams import input_bytes
 from sandkeep.sdk._async.transport import Transport, read
 from sandkeep.sdk.concurrent import Lock, shielded
 from sandkeep.sdk.websocket import Closed, Frames, Handshake
@@ -86,7 +87,7 @@ class Terminal:
 
     async def write(self, data: bytes | str) -> None:
         """Type something; text is sent as UTF-8."""
-        view = memoryview(data.encode() if isinstance(data, str) else data)
+        view = input_bytes(data)
         while view:
             self._frames.binary(bytes(view[: 1 << 15]))
             view = view[1 << 15 :]
