@@ -41,6 +41,14 @@ def test_what_came_to_nothing_is_raised_again(
     assert interrupts.taken() == []
 
 
+def test_an_error_that_was_made_of_it_is_not_told() -> None:
+    with pytest.raises(Ended), interrupts.raised():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except BaseException as error:
+            raise RuntimeError("a callback failed") from error
+
+
 def test_it_goes_through_those_who_catch_everything() -> None:
     with pytest.raises(Ended) as ended, interrupts.raised():
         try:

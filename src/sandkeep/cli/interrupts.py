@@ -1,8 +1,9 @@
 """Being asked to end is an exception, so that everything is cleaned up on the way out.
 
 An exception that a signal raises can come to nothing: the interpreter prints and forgets those raised in one
-of its own callbacks, such as the ones that release the locks of imports. So the signal is remembered as well,
-and whoever is about to wait for long looks whether one has come.
+of its own callbacks, such as the ones that release the locks of imports, and others make an error of their
+own of it. So the signal is remembered as well: whoever is about to wait for long looks whether one has come,
+and so does whoever would tell of an error.
 """
 
 from __future__ import annotations
@@ -29,10 +30,18 @@ def raised() -> Iterator[None]:
     before = {number: signal.signal(number, end) for number in _SIGNALS}
     try:
         yield
+    except Exception:
+        look()
+        raise
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
         _came.clear()
+
+
+def came() -> bool:
+    """Whether a signal was raised, whatever became of it."""
+    return bool(_came)
 
 
 def look() -> None:

@@ -139,14 +139,19 @@ def _short_lived(app: App, wanted: NewConfiguration) -> Sandbox:
     try:
         with app.busy("Starting a sandbox"):
             return app.client.create_sandbox(name, **wanted)
-    except (KeyboardInterrupt, Ended):
-        for _ in range(_LOOKS):
-            try:
-                _destroy(app.sandbox(name))
-                break
-            except NotFound:
-                time.sleep(0.1)  # what was asked for may be under way still
+    except BaseException:
+        if interrupts.came():
+            _forget(app, name)
         raise
+
+
+def _forget(app: App, name: str) -> None:
+    for _ in range(_LOOKS):
+        try:
+            app.sandbox(name).destroy()
+            return
+        except NotFound:
+            time.sleep(0.1)  # what was asked for may be under way still
 
 
 def _destroy(box: Sandbox) -> None:
