@@ -284,6 +284,21 @@ def test_snapshots_of_any_kind_hold_nothing_of_the_drives(lab: EngineLab) -> Non
     assert lab.sh(back.session.id, "cat f /own/f /seen/f") == "before\nafter\ns\n"
 
 
+def test_a_snapshot_is_measured_and_synced_soon_or_before_the_answer(lab: EngineLab, tmp_path: Path) -> None:
+    started = lab.create("measured")
+    lab.sh(started.session.id, "head -c 1000000 /dev/urandom > f")
+    _, snapshot = lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    assert snapshot is not None
+    lab.do(lab.engine.upkeep.turn())
+    found = lab.engine.snapshots.get(lab.project, snapshot.id)
+    assert found.synced_ms and 1_000_000 <= found.size_bytes < 3_000_000
+    with EngineLab(str(tmp_path / "durable"), Settings(durable=True)) as other:
+        session = other.create("durable").session.id
+        _, checkpoint = other.do(other.engine.sessions.checkpoint(other.project, session))
+        _, last = other.do(other.engine.sessions.stop(other.project, session))
+        assert checkpoint.synced_ms and last is not None and last.synced_ms
+
+
 def test_process_records_and_logs_outlive_the_session(lab: EngineLab) -> None:
     started = lab.create("records")
     process = lab.do(

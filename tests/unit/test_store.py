@@ -345,7 +345,8 @@ def test_snapshots_outlive_their_sandbox(store: Store) -> None:
     assert [s.id for s in store.snapshots.expired_everywhere(now_ms=10)] == ["snap_1"]
     assert store.snapshots.expired_everywhere(now_ms=9) == []
     assert [s.id for s in store.snapshots.unsynced_everywhere()] == ["snap_1"]
-    assert store.snapshots.mark_synced("p", "snap_1", now_ms=3).synced_ms == 3
+    synced = store.snapshots.mark_synced("p", "snap_1", size_bytes=7, now_ms=3)
+    assert (synced.synced_ms, synced.size_bytes) == (3, 7)
     assert store.snapshots.unsynced_everywhere() == []
     assert store.snapshots.mark_used("p", "snap_1", now_ms=4).last_used_ms == 4
     changed = store.snapshots.set_expiry("p", "snap_1", None, now_ms=5, asked=True)

@@ -105,7 +105,7 @@ def stop(app: App, name: tuple[str, ...]) -> None:
                     )
                 if stopped.snapshot is not None:
                     taken = stopped.snapshot
-                    app.note(f"  files are kept in {taken.id} ({size(taken.size_bytes)})")
+                    app.note(f"  files are kept in {taken.id}")
     finish(app, results)
 
 

@@ -72,9 +72,7 @@ def _taken(app: App, taken: Snapshot, *, silent: bool) -> None:
         app.out.json(taken)
     elif not silent:
         app.out.line(taken.id)
-        app.note(
-            f"  {size(taken.size_bytes)}, expires {ago(taken.expires_at) if taken.expires_at else 'never'}"
-        )
+        app.note(f"  expires {ago(taken.expires_at) if taken.expires_at else 'never'}")
 
 
 @command("rollback", examples=[("see what there is first", "sandkeep snapshots tree web")])
@@ -132,7 +130,7 @@ def _row(found: Snapshot) -> tuple[str, ...]:
         found.id,
         found.status.value,
         ago(found.created_at),
-        size(found.size_bytes),
+        _size(found),
         ago(found.expires_at) if found.expires_at else "never",
         found.method.value if found.method else "-",
         found.parent_id or "-",
@@ -156,7 +154,7 @@ def get(app: App, snapshot: str) -> None:
             ("Status", found.status.value),
             ("Taken", f"{ago(found.created_at)}, {found.method.value if found.method else 'unknown'}"),
             ("Session", found.session_id),
-            ("Size", size(found.size_bytes)),
+            ("Size", _size(found)),
             ("Expires", ago(found.expires_at) if found.expires_at else "never"),
             ("Last used", ago(found.last_used_at)),
             ("Parent", found.parent_id or "-"),
@@ -222,7 +220,12 @@ def _branch(app: App, node: SnapshotNode, *, current: bool) -> str:
 
 def _brief(found: Snapshot) -> str:
     how = f", {found.method.value}" if found.method else ""
-    return f"{found.id}  {ago(found.created_at)}{how}, {size(found.size_bytes)}"
+    return f"{found.id}  {ago(found.created_at)}{how}, {_size(found)}"
+
+
+def _size(found: Snapshot) -> str:
+    """It is measured when it is written out, in moments."""
+    return "-" if found.synced_at is None else size(found.size_bytes)
 
 
 @command("rm")

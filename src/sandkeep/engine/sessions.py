@@ -9,6 +9,7 @@ own, and each step first looks whether it has been done.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from sandkeep.engine import drives
@@ -288,7 +289,7 @@ class Sessions:
         )
         self._context.event("session.ended", ended, reason=ended.stop_reason, status=ended.status)
         self._context.spawn(self._context.driver.forget(ref), f"forget {session.id}", finish=True)
-        return ended, snapshot
+        return ended, None if snapshot is None else await self._durable(snapshot)
 
     def _sandbox_of(self, session: Session) -> Sandbox | None:
         if session.sandbox is None:
@@ -328,6 +329,17 @@ class Sessions:
             lifetime_ms=lifetime_ms,
             make_current=True,
         )
+
+    async def _durable(self, snapshot: Snapshot) -> Snapshot:
+        """Where the operator wants that, return when the snapshot and its row survive a power failure.
+
+        Upkeep writes down that it does, as for any other, and has the rules for old ones act.
+        """
+        if not self._context.settings.durable:
+            return snapshot
+        layer = await self._context.storage.call("layer.sync", layer=snapshot.layer)
+        self._store.sync()
+        return replace(snapshot, synced_ms=layer["synced_ms"])
 
     def add_snapshot(
         self,
@@ -441,6 +453,7 @@ class Sessions:
                 lifetime_ms=lifetime_ms,
                 make_current=False,
             )
+            snapshot = await self._durable(snapshot)
         return self.get(project, session), snapshot
 
     # --- after a restart, and after failures -------------------------------------------------------------

@@ -52,16 +52,19 @@ class Upkeep:
                 self._context.log("upkeep failed", chore=chore.__name__, error=repr(error))
 
     async def _sync_snapshots(self) -> None:
-        """Make new snapshots safe from loss of power, then let their sandboxes' retention rules act."""
+        """Measure new snapshots and make them safe from loss of power, then let retention rules act."""
         for snapshot in self._store.snapshots.unsynced_everywhere():
             try:
                 layer = await self._context.storage.call("layer.sync", layer=snapshot.layer)
+                measured = await self._context.storage.call("layer.measure", layer=snapshot.layer)
             except LayerError:
                 if self._store.snapshots.get(snapshot.project, snapshot.id).status is SnapshotStatus.CREATED:
                     raise
                 continue  # deleted while we were getting to it
             now = layer["synced_ms"] or self._context.now_ms()
-            self._store.snapshots.mark_synced(snapshot.project, snapshot.id, now_ms=now)
+            self._store.snapshots.mark_synced(
+                snapshot.project, snapshot.id, size_bytes=measured["size_bytes"], now_ms=now
+            )
             if snapshot.sandbox is not None:
                 sandbox = self._store.sandboxes.find_by_id(snapshot.project, snapshot.sandbox)
                 if sandbox is not None:

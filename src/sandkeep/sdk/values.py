@@ -260,6 +260,7 @@ class Snapshot:
     method: SnapshotMethod | None
     parent_id: str | None
     size_bytes: int
+    """What it takes on disk by itself, without those it stands on. Measured in moments; 0 until then."""
     created_at: datetime
     expires_at: datetime | None
     """``None``: never."""

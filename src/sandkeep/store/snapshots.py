@@ -44,8 +44,8 @@ class Snapshots:
     def mark_used(self, project: str, snapshot: str, *, now_ms: int) -> Snapshot:
         return self._change(project, snapshot, now_ms, last_used_ms=now_ms)
 
-    def mark_synced(self, project: str, snapshot: str, *, now_ms: int) -> Snapshot:
-        return self._change(project, snapshot, now_ms, synced_ms=now_ms)
+    def mark_synced(self, project: str, snapshot: str, *, size_bytes: int, now_ms: int) -> Snapshot:
+        return self._change(project, snapshot, now_ms, size_bytes=size_bytes, synced_ms=now_ms)
 
     def delete(self, project: str, snapshot: str, *, now_ms: int) -> Snapshot:
         """Leave a tombstone. Deleting again changes nothing."""
