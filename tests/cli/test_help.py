@@ -153,6 +153,8 @@ def test_the_version_is_told(cli: Program) -> None:
         (["cp", "", "a:there"], "SOURCE is empty"),
         (["secret", "set", "name"], "no value on standard input"),
         (["snapshot", "name"], "sandkeep checkpoint name"),
+        (["create", "--snapshot", ""], "--snapshot: must not be empty"),
+        (["snapshots", "ls", "--name", ""], "--name: must not be empty"),
         (["ps", "name", "--all", "--session", "s"], "--session"),
         (["images", "import", "/nowhere", "--name", "x"], "/nowhere"),
         (["images", "pull", "a", "--username", "me"], "SANDKEEP_PASSWORD"),

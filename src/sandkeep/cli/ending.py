@@ -17,6 +17,7 @@ other     the same four: the exit status of the command itself, 128 + n after si
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Final
 
@@ -70,14 +71,29 @@ class ReaderGone(Exception):
     """Nobody reads our output any more. Not an ``OSError``: click would answer that in its own way."""
 
 
+_interrupts: list[int] = []
+"""What came: somebody may make an error of their own of the exception that was raised."""
+
+
+def _interrupt(number: int, frame: object) -> None:
+    _interrupts.append(number)
+    raise KeyboardInterrupt
+
+
 def guarded(name: str, args: list[str]) -> int:
     """Run a command and turn whatever it raises into an exit status."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     debug = "SANDKEEP_DEBUG" in os.environ or "--debug" in _before_dashes(args)
     try:
         try:
             load(name).main(args, prog_name=f"sandkeep {name}", standalone_mode=False)
         except click.Abort:
             raise KeyboardInterrupt from None
+        except Exception:
+            if _interrupts:
+                raise KeyboardInterrupt from None
+            raise
         sys.stdout.flush()
         return 0
     except Ended as end:
@@ -139,6 +155,8 @@ def hint_for(error: SandkeepError, command: str = "") -> str | None:
     if isinstance(error, NotFound) and error.details.get("image"):
         fetch = f"'sandkeep images pull {error.details['image']}' fetches it, " if command else ""
         return f"{fetch}'sandkeep images ls' shows what there is"
+    if isinstance(error, SnapshotGone | DriveAttached):
+        return _command_for(error, command)
     return error.hint or _command_for(error, command)
 
 
@@ -156,6 +174,9 @@ def _command_for(error: SandkeepError, command: str) -> str | None:
         taken = error.details.get("name", "NAME")
         return f"'sandkeep connect {taken}' opens a shell in it, 'sandkeep rm {taken}' removes it"
     if isinstance(error, DriveAttached):
+        holder = error.details.get("sandbox")
+        if holder:
+            return f"'sandkeep stop {holder}' lets go of it; 'DRIVE:PATH:snapshot' mounts it as it is"
         return "stop the sandbox that has it: 'sandkeep drives ls' says which"
     if isinstance(error, Unauthenticated):
         return "give a token with --token or SANDKEEP_TOKEN; 'sandkeep token create' makes one"

@@ -31,6 +31,9 @@ _OPTION_OF = {
     "deny_subnets": "denied_cidr",
     "domains": "allowed_domain",
     "execution_time_limit": "timeout",
+    "sandbox": "name",
+    "session_id": "session",
+    "snapshot_id": "snapshot",
     "snapshot_retention": "keep_last_snapshots",
 }
 """Options whose names are not those of the fields they set."""

@@ -234,7 +234,7 @@ def configuration(values: Mapping[str, Any]) -> NewConfiguration:
     found = cast("NewConfiguration", dict(changes(values)))
     if values.get("runtime") is not None:
         found["runtime"] = values["runtime"]
-    if values.get("snapshot"):
+    if values.get("snapshot") is not None:
         found["source"] = SnapshotSource(values["snapshot"])
     return found
 

@@ -186,6 +186,7 @@ class Sessions:
                 f"the current snapshot of {sandbox.name} is gone",
                 kind="snapshot",
                 name=sandbox.current_snapshot,
+                hint="point the sandbox at another snapshot, or destroy it and create it anew",
             )
         return snapshot
 

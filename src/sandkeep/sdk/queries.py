@@ -9,12 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sandkeep.types import DriveSort, SandboxSort, SessionStatus, SnapshotStatus, SortOrder, refuse
+from sandkeep.types import DriveSort, SandboxSort, SessionStatus, SnapshotStatus, SortOrder, expect, refuse
 
 
 def _check_limit(limit: int) -> None:
+    expect("page_size", limit, int, "a number")
     if not 1 <= limit <= 100:
         refuse("page_size", "must be between 1 and 100")
+
+
+def _check_sandbox(name: str | None) -> None:
+    """An empty name would be answered with those of every sandbox."""
+    if name is not None:
+        expect("sandbox", name, str, "text")
+        if not name:
+            refuse("sandbox", "must not be empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +92,10 @@ class SessionQuery(_Query):
 
     sandbox: str | None = None
 
+    def __post_init__(self) -> None:
+        _Query.__post_init__(self)
+        _check_sandbox(self.sandbox)
+
     def parameters(self) -> dict[str, str]:
         found = _Query.parameters(self)
         return found if self.sandbox is None else {**found, "name": self.sandbox}
@@ -94,6 +107,10 @@ class SnapshotQuery(_Query):
 
     sandbox: str | None = None
     status: SnapshotStatus | None = None
+
+    def __post_init__(self) -> None:
+        _Query.__post_init__(self)
+        _check_sandbox(self.sandbox)
 
     def parameters(self) -> dict[str, str]:
         found = _Query.parameters(self)

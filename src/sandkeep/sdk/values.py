@@ -263,7 +263,7 @@ class Snapshot:
     """What it takes on disk by itself, without those it stands on. Measured in moments; 0 until then."""
     created_at: datetime
     expires_at: datetime | None
-    """``None``: never."""
+    """``None``: never. One that a sandbox would start from is kept beyond it, until that changes."""
     last_used_at: datetime | None
     synced_at: datetime | None
     """Since when it survives a power failure; before that it survives the end of every process."""

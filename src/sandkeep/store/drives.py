@@ -55,7 +55,7 @@ class Drives:
         if row is not None:
             return row
         held = self.get(project, name)
-        raise DriveAttached(f"drive {name} is attached elsewhere", drive=name, session=held.current_session)
+        raise self._attached(held)
 
     def commit(self, project: str, name: str, session: str, *, layer: str, now_ms: int) -> Drive:
         """Make ``layer`` the drive's content. Raises `DriveAttached` when the session no longer holds it."""
@@ -79,9 +79,21 @@ class Drives:
         with self._db.atomic():
             row = self.get(project, name)
             if row.current_session is not None:
-                raise DriveAttached(f"drive {name} is attached", drive=name, session=row.current_session)
+                raise self._attached(row)
             self._db.run("DELETE FROM drives WHERE id = $1", row.id)
         return row
+
+    def _attached(self, drive: Drive) -> DriveAttached:
+        found = self._db.all("SELECT sandbox_name FROM sessions WHERE id = $1", drive.current_session)
+        sandbox = found[0][0] if found else None
+        by = f" by sandbox {sandbox}" if sandbox else ""
+        return DriveAttached(
+            f"drive {drive.name} is mounted read-write{by}",
+            drive=drive.name,
+            session=drive.current_session,
+            sandbox=sandbox,
+            hint="it is free when that session has ended; until then it can be mounted as a snapshot",
+        )
 
     def page(
         self,

@@ -147,7 +147,8 @@ class Sandbox(KnownSandbox, Runner):
 
     async def processes(self, *, session_id: str | None = None) -> list[Process]:
         """The processes of the current session, or of another one, newest first. Never starts a session."""
-        path = f"/v2/sandboxes/sessions/{session_id or self._recovery.session}/cmd"
+        session = self._recovery.session if session_id is None else segment(session_id, "session_id")
+        path = f"/v2/sandboxes/sessions/{session}/cmd"
         shown = read(CommandList, await self._transport.request("GET", path))
         return [Process(self._transport, command, stdin=False) for command in shown.commands]
 
