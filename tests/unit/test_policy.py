@@ -88,6 +88,23 @@ def test_a_denied_range_beats_an_allowed_range_and_an_allowed_domain() -> None:
     assert verdict(policy, "93.1.1.1") == "allow"
 
 
+def test_ranges_of_mapped_addresses_are_ranges_of_the_addresses() -> None:
+    mapped = "::ffff:93.184.0.0/112"
+    assert verdict(NetworkPolicy.custom(["x.com"], deny_subnets=[mapped]), "x.com", at=PUBLIC) == "deny"
+    allowing = NetworkPolicy.custom([], allow_subnets=[mapped])
+    assert verdict(allowing, PUBLIC) == verdict(allowing, f"::ffff:{PUBLIC}") == "allow"
+    assert verdict(allowing, "93.185.0.1") == "deny"
+    assert verdict(NetworkPolicy.custom([], allow_subnets=["::/0"]), PUBLIC) == "deny"
+
+
+@pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding", "connection", "upgrade"])
+def test_headers_that_are_not_the_policys_to_set_are_refused(name: str) -> None:
+    policy = NetworkPolicy.custom({"x.com": [Rule(Transform.set_headers({name: "1"}))]})
+    with pytest.raises(InvalidRequest) as caught:
+        validate(policy)
+    assert caught.value.details["field"] == f'domains["x.com"][0].transform.headers["{name}"]'
+
+
 def test_an_allowed_range_needs_no_name_and_bypasses_the_domain_list() -> None:
     policy = NetworkPolicy.custom(["x.com"], allow_subnets=["93.184.216.34"])
     assert verdict(policy, "unlisted.net", at=PUBLIC) == "allow"

@@ -272,14 +272,14 @@ class Network:
         policy.validate(wanted)
         ruled = next((domain for domain in wanted.domains if domain.rules), None)
         if ruled is not None and not authority.available():
+            field, problem = f'domains["{ruled.pattern}"]', "rules cannot be applied by this server"
             raise InvalidRequest(
-                f'domains["{ruled.pattern}"]: rules cannot be applied by this server',
-                hint="install sandkeep[net]",
-                field=f'domains["{ruled.pattern}"]',
+                f"{field}: {problem}", hint="install sandkeep[net]", field=field, problem=problem
             )
         for name, field in secrets.references(wanted):
             if not self._context.secrets.exists(project, name):
-                raise InvalidRequest(f"{field}: there is no secret named {name}", field=field)
+                problem = f"there is no secret named {name}"
+                raise InvalidRequest(f"{field}: {problem}", field=field, problem=problem)
 
     def _with_policy(self, session: Session) -> dict[str, Any]:
         """A session's policy and the values it refers to, as netd takes them."""

@@ -39,6 +39,7 @@ from sandkeep.types import (
     PolicyMode,
     RequestMatch,
     Rule,
+    Transform,
     refuse,
     within,
 )
@@ -77,6 +78,14 @@ _REFUSED: tuple[tuple[str, Network], ...] = tuple(
     }.items()
     for text in texts
 )
+
+
+_MAPPED = IPv6Network("::ffff:0:0/96")
+"""IPv4 addresses in an IPv6 spelling."""
+
+
+_FRAMING = frozenset({"connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer"})
+"""Headers that are about one connection, or say where a message ends: wrong ones split a request in two."""
 
 
 class Decision(StrEnum):
@@ -248,21 +257,32 @@ def canonical_path(path: str) -> str:
 
 
 def validate(policy: NetworkPolicy) -> None:
-    """Refuse a policy that could not be enforced here: its patterns must compile.
+    """Refuse a policy that could not be enforced here: its patterns must compile, its headers be ours to set.
 
     Raises:
         InvalidRequest: names the pattern, as in ``domains["api.x.com"][0].match.path.regex``.
     """
     for domain in policy.domains:
         for index, rule in enumerate(domain.rules):
-            if rule.match is not None:
-                with within(f'domains["{domain.pattern}"][{index}].match'):
-                    _validate_match(rule.match)
+            with within(f'domains["{domain.pattern}"][{index}]'):
+                if rule.match is not None:
+                    with within("match"):
+                        _validate_match(rule.match)
+                if isinstance(rule.action, Transform):
+                    _validate_headers(rule.action)
 
 
 def regex_available() -> bool:
     """Whether policies with regular expressions can be accepted on this machine."""
     return _re2() is not None
+
+
+def _validate_headers(transform: Transform) -> None:
+    for name, _ in transform.headers:
+        if name.lower() == "host":
+            refuse(f'transform.headers["{name}"]', "cannot be replaced: it says whom the request is for")
+        if name.lower() in _FRAMING:
+            refuse(f'transform.headers["{name}"]', "is set by the proxy itself")
 
 
 def _validate_match(match: RequestMatch) -> None:
@@ -347,7 +367,15 @@ def _request_matches(match: RequestMatch, *, method: str, path: str, query: Pair
 
 
 def _networks(texts: Iterable[str]) -> list[tuple[str, Network]]:
-    return [(text, ip_network(text, strict=False)) for text in texts]
+    found: list[tuple[str, Network]] = []
+    for text in texts:
+        network = ip_network(text, strict=False)
+        if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
+            # Addresses in this spelling are judged as the IPv4 addresses they are; so is the range.
+            length = network.prefixlen - _MAPPED.prefixlen
+            network = IPv4Network((int(network.network_address) & 0xFFFFFFFF, length))
+        found.append((text, network))
+    return found
 
 
 def _containing(address: Address, networks: list[tuple[str, Network]]) -> str | None:
