@@ -185,8 +185,14 @@ class Client:
             headers.append((b"connection", b"close"))
         if request.length is None and http.header(headers, b"content-length") is None:
             headers.append((b"transfer-encoding", b"chunked"))
-        head = h11.Request(method=request.method, target=request.target, headers=headers)
-        await self._stream.write(self._connection.send(head) or b"")
+        try:
+            head = h11.Request(method=request.method, target=request.target, headers=headers)
+            data = self._connection.send(head) or b""
+        except h11.LocalProtocolError:
+            # From HTTP/2, where a method or path may have bytes that would end it here. Not told which:
+            # the values of secrets are among the headers.
+            raise BadMessage("the request cannot be said in HTTP/1.1") from None
+        await self._stream.write(data)
         self._feeding = asyncio.create_task(self._feed(request), name="request body")
         event = await self._event()
         while isinstance(event, h11.InformationalResponse) and event.status_code != 101:

@@ -55,6 +55,8 @@ class _Exchange:
     def __init__(self, number: int) -> None:
         self.number = number
         self.received: deque[tuple[bytes, int]] = deque()
+        self.bodiless = False
+        """Ended by its head. When it is looked at, ``ended`` may be true of a request with a body."""
         self.ended = False
         self.news = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -127,7 +129,7 @@ class _Server:
         if isinstance(event, RequestReceived):
             exchange = _Exchange(event.stream_id)
             self._exchanges[event.stream_id] = exchange
-            exchange.ended = event.stream_ended is not None
+            exchange.ended = exchange.bodiless = event.stream_ended is not None
             work = self._serve(exchange, list(event.headers))
             exchange.task = asyncio.create_task(work, name="http2 exchange")
         elif isinstance(event, DataReceived):
@@ -213,8 +215,16 @@ class _Server:
             raise BadMessage("two different hosts")
         if pseudo.get(b":scheme", self._scheme) != self._scheme or not (authority or host):
             raise BadMessage("another scheme, or no host")
+        if sum(len(name) + len(value) for name, value in headers) > http.MOST_HEAD:
+            raise BadMessage("the head is too large", 431)
+        # Passed on as a target of HTTP/1.1 anything else could name another host, or hide the path.
+        path = pseudo.get(b":path", b"/")
+        if not path.startswith(b"/") and not (path == b"*" and pseudo[b":method"] == b"OPTIONS"):
+            raise BadMessage("not a path")
         length = http.header(fields, b"content-length")
-        known = 0 if exchange.ended else int(length) if length is not None and length.isdigit() else None
+        if exchange.bodiless and length not in (None, b"0"):
+            raise BadMessage("a length and no body")
+        known = 0 if exchange.bodiless else int(length) if length is not None and length.isdigit() else None
         dropped = (*_UPGRADES, b"host", b"expect", b"te")
         # Cookies may come in pieces; HTTP/1.1 has one header for them.
         cookies = b"; ".join(value for name, value in fields if name == b"cookie")
@@ -223,7 +233,7 @@ class _Server:
             kept.append((b"cookie", cookies))
         return Request(
             pseudo[b":method"],
-            pseudo.get(b":path", b"/"),
+            path,
             authority or host or b"",
             kept,
             self._body(exchange),
