@@ -193,6 +193,12 @@ def test_websockets_pass_through_rules(lab: Lab) -> None:
             box.sh(f"cat > /tmp/ws.py <<'END'\n{WEBSOCKET}\nEND")
             assert box.sh(f"python3 /tmp/ws.py one.test {port} hello") == "101 echo hello"
             assert seen == ["1"]
+            # It is not judged any more once it is open, so it does not outlive the rules that let it.
+            held = net.do(box.start(f"python3 /tmp/ws.py one.test {port} hello hold"))
+            net.until(lambda: len(seen) == 2)
+            box.policy(NetworkPolicy.custom({"one.test": [Rule(Respond(403))]}))
+            assert "cut off" in net.do(box.output(held))
+            assert box.events("cut", name="one.test")
         finally:
             server.close()
             net.do(server.wait_closed())
@@ -214,4 +220,12 @@ mask = os.urandom(4)
 sock.sendall(bytes([0x81, 0x80 | len(word)]) + mask + bytes(c ^ mask[i % 4] for i, c in enumerate(word)))
 _, size = stream.read(2)
 print(status, stream.read(size).decode())
+if len(sys.argv) > 4:
+    sock.settimeout(50)
+    try:
+        print("cut off" if not stream.read(1) else "told something")
+    except TimeoutError:
+        print("still there")
+    except OSError:
+        print("cut off")
 """

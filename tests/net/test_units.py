@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import ssl
 import struct
 import time
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.net import dns, sniff
+from sandkeep.net import dns, http, http1, sniff
 from sandkeep.net.audit import Audit, SessionAudit
 from sandkeep.net.names import RANGE, FakeNames
 from sandkeep.net.resolver import name_servers
@@ -174,3 +176,22 @@ def test_secrets_are_found_and_filled_in() -> None:
 def test_name_servers_are_read_from_resolv_conf() -> None:
     text = "# x\nnameserver 192.0.2.1\nsearch a.b\nnameserver fe80::1%eth0\nnameserver nonsense\n"
     assert name_servers(text) == ["192.0.2.1", "fe80::1%eth0"]
+
+
+def test_an_answer_with_two_ends_is_passed_on_with_one() -> None:
+    async def check() -> None:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        with far:
+            client = http1.Client(await http.connected(near))
+            far.sendall(
+                b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\ntransfer-encoding: chunked\r\n\r\n"
+                b"2\r\nhi\r\n0\r\n\r\n"
+            )
+            response = await client.send(http.Request(b"GET", b"/", b"one.test", []))
+            assert [piece async for piece in response.body] == [b"hi"]
+            assert response.headers == []
+            response.done()
+            await asyncio.sleep(0.01)  # for the transport to be gone
+
+    asyncio.run(check())

@@ -85,11 +85,18 @@ class Flow:
         self.candidates: tuple[Address, ...] = ()
         """Where the name may be reached: resolved, and each address allowed by the policy."""
         self.verdict: Verdict | None = None
+        self.upgraded_under: Sequence[Rule] | None = None
+        """The rules that let it leave HTTP, after which none of its bytes are judged any more."""
         self.handed_over = False
         """Somebody else owns the client's socket."""
         self.started = time.monotonic()
         self.relay: Relay | None = None
         self.task: asyncio.Task[None] | None = None
+
+    def is_outdated(self, verdict: Verdict) -> bool:
+        """Whether it left HTTP under other rules than those of ``verdict``."""
+        rules = verdict.domain.rules if verdict.domain is not None else None
+        return self.upgraded_under is not None and self.upgraded_under != rules
 
     def moved(self) -> tuple[int, int]:
         """Bytes in and out so far, as the session sees them."""
@@ -194,7 +201,7 @@ class Egress:
             if flow.verdict is None:
                 continue  # not decided yet: it will meet the new policy
             verdict = self._judge.decide(name=flow.name, address=flow.address, port=flow.port)
-            if verdict.decision is not flow.verdict.decision:
+            if verdict.decision is not flow.verdict.decision or flow.is_outdated(verdict):
                 cut += 1
                 self.audit.record(
                     "network.cut", **flow.facts(), verdict="deny", reason=verdict.reason, rule=verdict.rule

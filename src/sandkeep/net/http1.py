@@ -206,6 +206,9 @@ class Client:
         if not isinstance(event, h11.Response):
             raise BadMessage("no response", 502)
         fields = [(bytes(name), bytes(value)) for name, value in event.headers]
+        if http.header(fields, b"transfer-encoding") is not None:
+            # That is how it was read; a length besides would be another end to whoever reads it next.
+            fields = [item for item in fields if item[0] != b"content-length"]
         response = Response(event.status_code, http.end_to_end(fields), done=self._done)
         response.body = self._body(response)
         return response

@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -85,7 +85,10 @@ class _Connection:
             rule, label = self._judge(request)
             action = _ACTIONS[type(rule.action)] if rule is not None else "pass"
             request.body = self._egress.counted(request.body, into=False)
+            rules = self._egress.rules(self._flow)
             response = await self._carry_out(rule, request)
+            if response.upgraded is not None:
+                self._leave_http(response, rules)
         except Refused as refused:
             self._record(request, "deny", str(refused), 403, started)
             return http.plain(403)
@@ -147,6 +150,13 @@ class _Connection:
         request.target = f"{path}{mark}{query}".encode("latin-1")
         place = next((index for index, other in enumerate(rules) if other is rule), None)
         return rule, None if place is None else f"{self._flow.name}[{place}]"
+
+    def _leave_http(self, response: Response, rules: Sequence[Rule] | None) -> None:
+        """Nothing can be judged any more: it lasts as long as the rules that allowed it."""
+        if rules is None or self._egress.rules(self._flow) != rules:
+            response.done()
+            raise Refused("the policy changed while connecting")
+        self._flow.upgraded_under = rules
 
     async def _carry_out(self, rule: Rule | None, request: Request) -> Response:
         action = rule.action if rule is not None else None
