@@ -21,6 +21,7 @@ from sandkeep.types import (
     SnapshotRetention,
     Source,
     TarballSource,
+    byte_length,
     check_env,
     duration,
     expect,
@@ -192,9 +193,7 @@ def process(
     stdin: bool,
 ) -> dict[str, Any]:
     """The body that starts a process."""
-    if isinstance(args, str):
-        refuse("args", "is a sequence of strings, not one string")
-    expect("args", args, Iterable, "a sequence of strings")
+    _check_args(args)
     body: dict[str, Any] = {"command": command, "args": list(args), "sudo": sudo}
     if cwd is not None:
         body["cwd"] = cwd
@@ -211,6 +210,55 @@ def process(
     if stdin:
         body["attachStdin"] = True
     return body
+
+
+def terminal(
+    command: str,
+    args: Sequence[str],
+    *,
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    columns: int,
+    rows: int,
+) -> dict[str, Any]:
+    """The message that starts a program on a terminal; what is wrong with it nobody could tell later."""
+    _check_args(args)
+    words = {"command": command, **{f"args[{index}]": word for index, word in enumerate(args)}}
+    if cwd is not None:
+        words["cwd"] = cwd
+    for name, word in words.items():
+        expect(name, word, str, "text")
+        if "\0" in word:
+            refuse(name, "must not contain a NUL character")
+        byte_length(name, word)
+    if not command:
+        refuse("command", "must not be empty")
+    variables = {"TERM": "xterm-256color", **(env or {})}
+    check_env(variables)
+    check_size(columns, rows)
+    return {
+        "type": "start",
+        "command": command,
+        "args": list(args),
+        "env": [f"{name}={value}" for name, value in variables.items()],
+        "cwd": cwd,
+        "cols": columns,
+        "rows": rows,
+    }
+
+
+def check_size(columns: int, rows: int) -> None:
+    """A size that a terminal can have."""
+    for name, value in (("columns", columns), ("rows", rows)):
+        expect(name, value, int, "a number")
+        if not 1 <= value <= 65_535:
+            refuse(name, "must be between 1 and 65535")
+
+
+def _check_args(args: Sequence[str]) -> None:
+    if isinstance(args, str):
+        refuse("args", "is a sequence of strings, not one string")
+    expect("args", args, Iterable, "a sequence of strings")
 
 
 def signal_number(signal: int | str) -> int:

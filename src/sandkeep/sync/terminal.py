@@ -19,8 +19,10 @@ from sandkeep.errors import (
 )
 from sandkeep.sync.streams import input_bytes
 from sandkeep.sync.transport import Transport, read
+from sandkeep.sdk.bodies import check_size
 from sandkeep.sdk.blocking import Lock, shielded
 from sandkeep.sdk.websocket import Closed, Frames, Handshake
+from sandkeep.wire.base import encode
 from sandkeep.wire.responses import TerminalOpened
 from sandkeep.wire.terminal import NOT_EXECUTABLE, NOT_FOUND
 
@@ -96,6 +98,7 @@ class Terminal:
 
     def resize(self, *, columns: int, rows: int) -> None:
         """Tell the program that its terminal has another size."""
+        check_size(columns, rows)
         self._send_text({"type": "resize", "cols": columns, "rows": rows})
 
     def wait(self) -> int:
@@ -151,7 +154,7 @@ class Terminal:
             self._flush()
 
     def _send_text(self, message: dict[str, Any]) -> None:
-        self._frames.text(msgspec.json.encode(message).decode())
+        self._frames.text(encode(message).decode())
         self._flush()
 
     def _flush(self) -> None:

@@ -323,3 +323,30 @@ async def test_a_terminal_is_told_its_new_size_and_hung_up_on_exit() -> None:
                 shown += await terminal.read()
         process = (await box.processes())[0]
         assert await process.wait(timeout=ENOUGH) != 0
+
+
+async def test_what_a_terminal_cannot_be_started_with_is_refused_by_name() -> None:
+    async with sandkeep.create_sandbox() as box:
+        start: Any = box.open_interactive
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("columns", {"columns": 0}),
+            ("rows", {"rows": 70_000}),
+            ("args", {"args": "-c"}),
+            ("args[0]", {"args": ["a\0b"]}),
+            ('env["A"]', {"env": {"A": 1}}),
+            ('env["A=B"]', {"env": {"A=B": "1"}}),
+            ("command", {"command": ""}),
+        ]
+        for name, arguments in wrong:
+            with pytest.raises(InvalidRequest) as refused:
+                await start(**arguments)
+            assert refused.value.field == name
+        async with start("printf", ["\udcff"]) as terminal:
+            assert await terminal.read() == b"\xff"
+            with pytest.raises(InvalidRequest):
+                await terminal.resize(columns=-1, rows=1)
+        unnamed: Any = None
+        with pytest.raises(InvalidRequest):
+            box.as_user(unnamed)
+        with pytest.raises(InvalidRequest):
+            await box.processes(session_id="")

@@ -29,7 +29,7 @@ from sandkeep.sdk.queries import (
 )
 from sandkeep.sdk.target import resolve
 from sandkeep.sdk.values import Drive, SandboxInfo, Session, Snapshot
-from sandkeep.types import RESERVED_NAMES, duration
+from sandkeep.types import RESERVED_NAMES, duration, refuse
 from sandkeep.wire.responses import DriveShown, SandboxPage, SandboxStarted, SessionShown, SnapshotShown
 
 _ATTEMPTS = 5
@@ -65,10 +65,13 @@ class Client:
             timeout: how long to wait for an answer to a request that should be quick.
 
         Raises:
-            InvalidRequest: the URL is not one.
+            InvalidRequest: an argument cannot be; ``field`` names it.
         """
         target = resolve(url, token, team, project)
-        self._transport = Transport(target, timeout=duration(timeout, "timeout").total_seconds())
+        seconds = duration(timeout, "timeout").total_seconds()
+        if seconds <= 0:
+            refuse("timeout", "must be more than nothing")
+        self._transport = Transport(target, timeout=seconds)
         self.images: Images = Images(self._transport)
         """What sandboxes start from."""
         self.secrets: Secrets = Secrets(self._transport)

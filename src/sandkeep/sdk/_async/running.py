@@ -19,7 +19,7 @@ from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.concurrent import Opening, shielded
 from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.values import CompletedProcess
-from sandkeep.types import duration
+from sandkeep.types import duration, expect
 from sandkeep.wire import frames
 from sandkeep.wire.responses import CommandShown
 
@@ -202,18 +202,10 @@ class Runner:
             The terminal: close it yourself, or use ``async with``, which hangs up on exit.
 
         Raises:
+            InvalidRequest: an argument cannot be; ``field`` names it.
             NotFound: there is no such user. What is wrong with the program, the terminal's ``read`` tells.
         """
-        variables = {"TERM": "xterm-256color", **(env or {})}
-        message = {
-            "type": "start",
-            "command": command,
-            "args": list(args),
-            "env": [f"{name}={value}" for name, value in variables.items()],
-            "cwd": cwd,
-            "cols": columns,
-            "rows": rows,
-        }
+        message = bodies.terminal(command, args, cwd=cwd, env=env, columns=columns, rows=rows)
 
         async def start() -> Terminal:
             async def connect(session: str) -> Terminal:
@@ -252,6 +244,8 @@ class SandboxUser(Runner):
     """
 
     def __init__(self, transport: Transport, recovery: Recovery, name: str) -> None:
+        # Without a name it would be the sandbox's own user.
+        expect("name", name, str, "the name of an account")
         super().__init__(transport, recovery, user=name)
         self.name: str = name
         """The account's name."""

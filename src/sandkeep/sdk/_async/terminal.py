@@ -18,8 +18,10 @@ from sandkeep.errors import (
 )
 from sandkeep.sdk._async.streams import input_bytes
 from sandkeep.sdk._async.transport import Transport, read
+from sandkeep.sdk.bodies import check_size
 from sandkeep.sdk.concurrent import Lock, shielded
 from sandkeep.sdk.websocket import Closed, Frames, Handshake
+from sandkeep.wire.base import encode
 from sandkeep.wire.responses import TerminalOpened
 from sandkeep.wire.terminal import NOT_EXECUTABLE, NOT_FOUND
 
@@ -95,6 +97,7 @@ class Terminal:
 
     async def resize(self, *, columns: int, rows: int) -> None:
         """Tell the program that its terminal has another size."""
+        check_size(columns, rows)
         await self._send_text({"type": "resize", "cols": columns, "rows": rows})
 
     async def wait(self) -> int:
@@ -150,7 +153,7 @@ class Terminal:
             await self._flush()
 
     async def _send_text(self, message: dict[str, Any]) -> None:
-        self._frames.text(msgspec.json.encode(message).decode())
+        self._frames.text(encode(message).decode())
         await self._flush()
 
     async def _flush(self) -> None:
