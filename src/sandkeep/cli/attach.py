@@ -127,7 +127,8 @@ class _Attachment:
     def _signalled(self, number: int) -> None:
         if number == signal.SIGWINCH:
             size = os.get_terminal_size(1)
-            self._send(lambda: self._terminal.resize(columns=size.columns, rows=size.lines))
+            # A window that is being taken apart may have no size.
+            self._send(lambda: self._terminal.resize(columns=size.columns or 80, rows=size.lines or 24))
         elif number in _ENDING:
             raise Ended(128 + number)
 

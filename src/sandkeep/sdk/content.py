@@ -31,7 +31,7 @@ class FileBody:
                 f"read {path}: not a regular file",
                 path=path,
                 operation="read",
-                hint="write what it has into a file first, or into the sandbox with open(path, 'wb')",
+                hint="write what it has into a file first",
             )
         self._path = path
         self._name = os.path.basename(path)
