@@ -203,6 +203,7 @@ def test_existing_files_are_replaced_and_directories_kept(session: Session) -> N
         (("n", b"", {"type": tarfile.FIFOTYPE}), "fifo"),
         (file("done/below"), "Not a directory"),
         (file("dir"), "Is a directory"),
+        (file("."), "Is a directory"),
         (symlink("dir", "x"), "File exists"),
         (directory("done"), "File exists|Not a directory"),
         (file("x" * 300), "File name too long"),

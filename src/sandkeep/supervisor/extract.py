@@ -88,8 +88,10 @@ class _Extraction:
     def place(self, entry: Entry) -> None:
         try:
             name = _relative(entry, entry.name)
-            if not name:
+            if not name and entry.kind == "directory":
                 return
+            if not name:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             directory, _, last = name.rpartition(b"/")
             if self._unfinished:
                 self._finish_left(name)
