@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from sandkeep.server.routes.commands import PATIENCE
 from tests.patience import longer_and_longer
 from tests.server.conftest import Box, run_body
 
@@ -174,3 +175,10 @@ def test_a_reader_that_stalls_costs_the_server_no_memory(box: Box, server: Any) 
     finally:
         for sock in stalled:
             sock.close()
+
+
+def test_a_look_at_the_head_does_not_wait_for_the_end(box: Box) -> None:
+    command = box.start("sleep", "1000")
+    began = time.monotonic()
+    assert box.api.head(f"{box.path}/cmd/{command['id']}", params={"wait": "true"}).status_code == 200
+    assert time.monotonic() - began < PATIENCE

@@ -121,7 +121,9 @@ async def get_command(call: Call) -> Reply | Stream:
     scope, session = call.session()
     where = (scope.project, session, call.params["command"])
     row = call.engine.processes.get(*where)
-    if not query.wait or row.status is not ProcessStatus.RUNNING:
+    # There is nothing to wait for where no body is sent.
+    wait = query.wait and call.request.method != "HEAD"
+    if not wait or row.status is not ProcessStatus.RUNNING:
         return json_reply(CommandShown(command=show.command(row)))
     waiting = asyncio.ensure_future(call.engine.processes.wait(*where))
     done, _ = await asyncio.wait((waiting,), timeout=PATIENCE)
