@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from sandkeep.store.rows import ProcessStatus, SessionStatus, SnapshotMethod
 from sandkeep.supervisor.process import now_ms
 from sandkeep.types import Mount, MountMode, SandboxSpec, SnapshotRetention, SnapshotSource
 from tests.engine.englab import EngineLab
+from tests.patience import until
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +104,20 @@ def test_a_checkpoint_leaves_the_session_running_and_can_be_started_from(lab: En
     other = lab.create("from-checkpoint", source=SnapshotSource(snapshot.id))
     assert lab.sh(other.session.id, "cat f") == "before\n"
     assert lab.sh(started.session.id, "cat f") == "after\n"
+
+
+def test_a_checkpoint_that_fails_leaves_nothing_behind(lab: EngineLab) -> None:
+    started = lab.create("too-deep")
+    deep = "for n in $(seq 100); do mkdir $(printf %0200d 0); cd $(printf %0200d 0); done"
+    lab.sh(started.session.id, f"echo much > a; {deep}")
+    with pytest.raises(LimitReached):
+        lab.do(lab.engine.sessions.checkpoint(lab.project, started.session.id))
+
+    def left() -> list[str]:
+        lab.do(asyncio.sleep(0.01))
+        return [name for name in os.listdir(f"{lab.data_dir}/layers") if name.startswith((".copy", ".del"))]
+
+    until(lambda: not left())
 
 
 def test_rollback_points_the_next_session_at_another_snapshot(lab: EngineLab) -> None:

@@ -9,6 +9,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -367,6 +368,23 @@ def test_remove_tree_removes_what_a_sandbox_can_make(memory: Path) -> None:
     assert not top.exists()
     assert (outside / "precious").exists()
     remove_tree(str(top))
+
+
+def test_a_deep_tree_can_be_removed_by_several_at_once(memory: Path) -> None:
+    for _ in range(5):
+        top = memory / "top"
+        top.mkdir()
+        fd = os.open(top, os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir("directory", dir_fd=fd)
+            inner = os.open("directory", os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        os.close(fd)
+        with ThreadPoolExecutor(4) as threads:
+            for removal in [threads.submit(remove_tree, str(top)) for _ in range(4)]:
+                removal.result()
+        assert not top.exists()
 
 
 def test_measure_counts_a_file_with_many_names_once(fixture: Fixture, store: LayerStore) -> None:

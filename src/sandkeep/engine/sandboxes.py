@@ -25,6 +25,7 @@ from sandkeep.errors import (
     LimitReached,
     NameTaken,
     NotFound,
+    SandkeepError,
     SnapshotGone,
     TimeoutInvalid,
 )
@@ -338,7 +339,11 @@ class Sandboxes:
 
         async def remove() -> None:
             for session in sessions:
-                await self._context.remove_session(session)
+                try:
+                    await self._context.remove_session(session)
+                except SandkeepError as error:
+                    # The others do not have to stay for it; a later start removes this one.
+                    self._context.log("removing a session failed", session=session, error=str(error))
 
         self._context.spawn(remove(), "remove sessions", finish=True)
 

@@ -431,14 +431,19 @@ class Sessions:
         snapshot_id = new_id("snap", now_ms=now)
         layer = f"lay_{snapshot_id[5:]}"
         copy = await self._context.storage.call("layer.copy-directory", layer=layer)
-        report = await self._context.driver.checkpoint(self._context.ref(found), copy["directory"])
-        published = await self._context.storage.call(
-            "layer.adopt",
-            layer=layer,
-            parent=found.layer_base,
-            image=found.image,
-            holder=snapshot_id,
-        )
+        try:
+            report = await self._context.driver.checkpoint(self._context.ref(found), copy["directory"])
+            published = await self._context.storage.call(
+                "layer.adopt",
+                layer=layer,
+                parent=found.layer_base,
+                image=found.image,
+                holder=snapshot_id,
+            )
+        except BaseException:
+            discard = self._context.storage.call("layer.discard-copy", layer=layer)
+            self._context.spawn(discard, f"discard {layer}", finish=True)
+            raise
         published["size_bytes"] = published.get("size_bytes") or report.get("copied_bytes")
         async with self._context.lock(project, found.sandbox_name):
             current = self._sandbox_of(found)

@@ -130,6 +130,10 @@ class Worker:
     def copy_directory(self, report: Report, *, layer: str) -> dict[str, Any]:
         return {"directory": self._layers.copy_directory(layer)}
 
+    def discard_copy(self, report: Report, *, layer: str) -> dict[str, Any]:
+        self._layers.discard_copy(layer)
+        return {}
+
     def adopt(self, report: Report, **arguments: Any) -> dict[str, Any]:
         return _plain(self._layers.adopt(**arguments))
 
@@ -193,6 +197,7 @@ OPERATIONS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "layer.discard-slot": Worker.discard_slot,
     "layer.directories": Worker.directories,
     "layer.copy-directory": Worker.copy_directory,
+    "layer.discard-copy": Worker.discard_copy,
     "layer.adopt": Worker.adopt,
     "layer.list": Worker.list_layers,
     "layer.hold": Worker.hold,

@@ -123,6 +123,14 @@ class LayerStore:
         os.makedirs(staged, mode=0o700, exist_ok=True)
         return os.path.join(staged, "fs")
 
+    def discard_copy(self, layer: str) -> None:
+        """Throw away a checkpoint that failed; one that is still being copied is left to ``recover``."""
+        staged = self._path(f".copy-{check_name(layer, 'layer')}")
+        with self._lock.exclusive():
+            if not is_locked(os.path.join(staged, "fs")):
+                self._doom(staged, f".del-{layer}")
+        self._finish_deletions()
+
     def discard(self, session: str) -> None:
         """Throw the upper of a session away."""
         check_name(session, "session")

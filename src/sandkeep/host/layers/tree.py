@@ -41,14 +41,22 @@ def remove_tree(path: str) -> None:
         return
     try:
         hoisted = [0]
-        while _empty(top, top, 0, hoisted):
+        while _empty(top, top, 0, hoisted) or not _removed(path):
             pass
     finally:
         os.close(top)
+
+
+def _removed(path: str) -> bool:
     try:
         os.rmdir(path)
     except FileNotFoundError:
         pass
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False  # somebody else removing it has moved something to the top meanwhile
+    return True
 
 
 def _empty(fd: int, top: int, depth: int, hoisted: list[int]) -> bool:
@@ -77,6 +85,10 @@ def _empty(fd: int, top: int, depth: int, hoisted: list[int]) -> bool:
             os.rmdir(name, dir_fd=fd)
         except FileNotFoundError:
             continue
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or depth:
+                raise
+            again = True  # as above: this is one of those at the top
     return again
 
 
