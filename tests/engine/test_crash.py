@@ -8,13 +8,16 @@ cannot be resumed or destroyed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,8 @@ import pytest
 
 from sandkeep.engine.engine import Engine
 from sandkeep.errors import SandkeepError, SnapshotGone, TransportError
-from sandkeep.store.rows import ACTIVE, ProcessStatus
+from sandkeep.host.driver import SessionRef
+from sandkeep.store.rows import ACTIVE, ProcessStatus, SessionStatus
 from sandkeep.types import SandboxSpec
 from tests.engine.englab import EngineLab, run_script
 from tests.patience import ENOUGH
@@ -213,3 +217,43 @@ def test_upkeep_finishes_an_end_nobody_comes_back_for(data_dir: str, monkeypatch
         lab.do(lab.engine.upkeep.turn())
         ended = lab.engine.sandboxes.get(lab.project, "box")
         assert (ended.session.status, ended.sandbox.current_snapshot is not None) == ("stopped", True)
+
+
+def test_a_session_whose_directory_was_removed_can_be_stopped_resumed_and_destroyed(
+    data_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(ref: SessionRef) -> None:
+        await asyncio.Event().wait()
+
+    with EngineLab(data_dir) as lab:
+        monkeypatch.setattr(lab.engine.driver, "wait_stopped", never)
+        for operation in ("stop", "resume", "destroy"):
+            started = lab.create("removed")
+            session = started.session.id
+            lab.do(lab.engine.driver.stop(SessionRef("local", session), reason="for the test"))
+            shutil.rmtree(f"{data_dir}/sessions/{session}")
+            if operation == "stop":
+                ended, snapshot = lab.do(lab.engine.sessions.stop(lab.project, session))
+                assert ended.status is SessionStatus.ABORTED and snapshot is None
+            elif operation == "resume":
+                again = lab.do(lab.engine.sandboxes.resume(lab.project, "removed"))
+                assert again.session.id != session
+            lab.do(lab.engine.sandboxes.destroy(lab.project, "removed"))
+
+
+def test_a_session_whose_watching_failed_is_watched_again(
+    data_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EngineLab(data_dir) as lab:
+        real, calls = lab.engine.driver.wait_stopped, []
+
+        async def wait_stopped(ref: SessionRef) -> Any:
+            calls.append(ref)
+            if len(calls) == 1:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await real(ref)
+
+        monkeypatch.setattr(lab.engine.driver, "wait_stopped", wait_stopped)
+        started = lab.create("unwatched", timeout=timedelta(seconds=2))
+        ended = lab.ended(started.session.id)
+        assert (ended.status, ended.stop_reason) == (SessionStatus.STOPPED, "deadline reached")

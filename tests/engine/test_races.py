@@ -143,3 +143,39 @@ def test_everything_at_once_on_one_name_keeps_one_session_and_only_named_errors(
     if lab.engine.store.sandboxes.find(lab.project, "melee") is not None:
         lab.do(lab.engine.sandboxes.destroy(lab.project, "melee"))
     assert WrongState not in {type(error) for error in errors}
+
+
+def test_checkpoints_at_once_are_taken_one_after_the_other(lab: EngineLab) -> None:
+    started = lab.create("checkpointed")
+    taken = lab.all(*(lab.engine.sessions.checkpoint(lab.project, started.session.id) for _ in range(4)))
+    assert not [item for item in taken if isinstance(item, BaseException)]
+    assert len({snapshot.id for _, snapshot in taken}) == 4
+
+
+def test_a_checkpoint_that_a_stop_cuts_short_says_that_the_session_ended(lab: EngineLab) -> None:
+    started = lab.create("cut-short")
+    lab.sh(started.session.id, "for i in $(seq 300); do mkdir d$i; echo x > d$i/f; done")
+    for _ in range(5):
+
+        async def both(session: str = started.session.id) -> object:
+            taking = asyncio.ensure_future(lab.engine.sessions.checkpoint(lab.project, session))
+            await asyncio.sleep(random.uniform(0, 0.03))
+            await lab.engine.sessions.stop(lab.project, session)
+            return (await asyncio.gather(taking, return_exceptions=True))[0]
+
+        found = lab.do(both())
+        assert not isinstance(found, BaseException) or type(found) in ALLOWED, repr(found)
+        started = lab.do(lab.engine.sandboxes.resume(lab.project, "cut-short"))
+
+
+def test_a_supervisor_that_ends_with_callers_in_its_queue_has_stopped(
+    lab: EngineLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = lab.create("queued")
+
+    async def reset(*arguments: object, **options: object) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(asyncio, "open_unix_connection", reset)
+    with pytest.raises(SessionStopped):
+        lab.do(lab.engine.files.do(lab.project, started.session.id, "stat", path="/"))

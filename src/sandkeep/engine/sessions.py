@@ -8,6 +8,7 @@ own, and each step first looks whether it has been done.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,14 @@ from sandkeep.engine.context import Context
 from sandkeep.engine.lifecycle import Cause, Operation, State, next_state, require
 from sandkeep.engine.names import new_id
 from sandkeep.engine.retention import first_expiry
-from sandkeep.errors import LimitReached, NotFound, SandkeepError, SnapshotGone, TimeoutInvalid
+from sandkeep.errors import (
+    LimitReached,
+    NotFound,
+    SandkeepError,
+    SessionStopped,
+    SnapshotGone,
+    TimeoutInvalid,
+)
 from sandkeep.host.driver import Limits, SessionSpec
 from sandkeep.host.rootfs import Rootfs
 from sandkeep.store.rows import (
@@ -33,6 +41,8 @@ from sandkeep.store.rows import (
 
 Fill = Callable[[Session], Awaitable[None]]
 """Puts something into a new session before anybody uses it."""
+
+_WATCH_AGAIN_SECONDS = 1.0
 
 
 class Sessions:
@@ -197,7 +207,19 @@ class Sessions:
         self._context.spawn(self._watch(session), f"watch {session.id}")
 
     async def _watch(self, session: Session) -> None:
-        await self._context.driver.wait_stopped(self._context.ref(session))
+        while True:
+            try:
+                await self._context.driver.wait_stopped(self._context.ref(session))
+                break
+            except NotFound:
+                break
+            except (SandkeepError, OSError) as error:
+                found = self._store.sessions.find(session.id)
+                if found is None or found.status in TERMINAL:
+                    return
+                # For want of descriptors, say. A session nobody watches would seem to run for ever.
+                self._context.log("watching failed", session=session.id, error=repr(error))
+                await asyncio.sleep(_WATCH_AGAIN_SECONDS)
         async with self._context.lock(session.project, session.sandbox_name):
             found = self._store.sessions.find(session.id)
             if found is not None and found.status in ACTIVE:
@@ -214,7 +236,10 @@ class Sessions:
         if session.status is not SessionStatus.RUNNING:
             await self._reconcile_one(session)
             return self.get(session.project, session.id)
-        state = await self._context.driver.state(self._context.ref(session))
+        try:
+            state = await self._context.driver.state(self._context.ref(session))
+        except NotFound:
+            return await self._lose(session)
         if state["status"] == "running":
             return session
         concluded, _ = await self._conclude(session, method=SnapshotMethod.AUTOMATIC)
@@ -244,7 +269,8 @@ class Sessions:
             ended, snapshot = await self._conclude(
                 found, method=SnapshotMethod.MANUAL, lifetime_ms=lifetime_ms
             )
-        assert snapshot is not None
+        if snapshot is None:
+            raise SessionStopped(f"session {session} is {ended.status}", session=session, status=ended.status)
         return ended, snapshot
 
     def _snapshot_of(self, session: Session) -> Snapshot | None:
@@ -267,9 +293,12 @@ class Sessions:
             manual = method is SnapshotMethod.MANUAL
             session = self._move(session, Cause.SNAPSHOT if manual else Cause.STOP)
         ref = self._context.ref(session)
-        state = await self._context.driver.stop(
-            ref, reason="stopped by request", grace_ms=self._context.settings.stop_grace_ms
-        )
+        try:
+            state = await self._context.driver.stop(
+                ref, reason="stopped by request", grace_ms=self._context.settings.stop_grace_ms
+            )
+        except NotFound:
+            return await self._lose(session), self._snapshot_of(session)
         await self._context.network.detach(session.id)
         await drives.detach(self._context, session)
         snapshot = None
@@ -291,6 +320,14 @@ class Sessions:
         self._context.event("session.ended", ended, reason=ended.stop_reason, status=ended.status)
         self._context.spawn(self._context.driver.forget(ref), f"forget {session.id}", finish=True)
         return ended, None if snapshot is None else await self._durable(snapshot)
+
+    async def _lose(self, session: Session) -> Session:
+        """Close the books on a session whose directory somebody removed: nothing is left to end or keep."""
+        await self._context.network.detach(session.id)
+        await drives.detach(self._context, session)
+        lost = self._move(session, Cause.LOST, stop_reason="its host has nothing of it")
+        self._context.event("session.ended", lost, reason=lost.stop_reason, status=lost.status)
+        return lost
 
     def _sandbox_of(self, session: Session) -> Sandbox | None:
         if session.sandbox is None:
@@ -423,6 +460,14 @@ class Sessions:
         self, project: str, session: str, *, lifetime_ms: int | None = None
     ) -> tuple[Session, Snapshot]:
         """A snapshot of a session that goes on."""
+        # One after the other, and beside the sandbox's own lock: a copy may take long, and who wants to stop
+        # the session is not to wait for it.
+        async with self._context.lock(session, "checkpoint"):
+            return await self._checkpoint(project, session, lifetime_ms)
+
+    async def _checkpoint(
+        self, project: str, session: str, lifetime_ms: int | None
+    ) -> tuple[Session, Snapshot]:
         found = await self.require(project, session, Operation.CHECKPOINT)
         sandbox = self._sandbox_of(found)
         if sandbox is None:
@@ -493,7 +538,7 @@ class Sessions:
         try:
             state = await self._context.driver.state(self._context.ref(session))
         except NotFound:
-            self._move(session, Cause.LOST, stop_reason="its host has nothing of it")
+            await self._lose(session)
             return
         if state["status"] == "running" and session.status is SessionStatus.RUNNING:
             self.watch(session)

@@ -38,7 +38,8 @@ def _reaching(directory: str) -> Iterator[str]:
         raise NotFound(f"no session {name} on this host", kind="session", name=name) from None
     try:
         yield f"/proc/self/fd/{fd}/supervisor.sock"
-    except (FileNotFoundError, ConnectionRefusedError):
+    except (FileNotFoundError, ConnectionError):
+        # Also reset: it ended with us in its queue.
         raise gone(directory) from None
     finally:
         os.close(fd)
@@ -196,6 +197,9 @@ class Control:
             known = answer.get("end") == end
         except BaseException:
             answers.forget(number, more, end)
+            for future in later:
+                if not future.cancel():
+                    future.exception()  # the same news as ours: nobody else is going to ask for it
             raise
         if not known:
             answers.forget(more, end)

@@ -22,7 +22,6 @@ from sandkeep.errors import (
     InternalError,
     InvalidRequest,
     LimitReached,
-    PathError,
     SandkeepError,
     SessionStopped,
     path_error,
@@ -408,12 +407,14 @@ class Supervisor:
                 # What is on a drive is no part of the sandbox's own files.
                 leave_out=[slot["name"] for slot in self._spec["rootfs"]["slots"] if slot["drive"]],
             )
-        except SandkeepError as error:
-            failure = error
+        except (SandkeepError, OSError) as error:
+            failure = (
+                error if isinstance(error, SandkeepError) else path_error(error, "checkpoint", destination)
+            )
+            if self._status != RUNNING:
+                # Whatever it ran into on the way: the session's end is the news.
+                failure = SessionStopped(f"session is {self._status}", session=self._spec["session"])
             self._reactor.post(lambda: done(None, failure))
-        except OSError as error:
-            problem: PathError = path_error(error, "checkpoint", destination)
-            self._reactor.post(lambda: done(None, problem))
         else:
             self._reactor.post(lambda: done(dict(report._asdict()), None))
 
