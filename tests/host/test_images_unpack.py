@@ -9,7 +9,9 @@ import shutil
 import stat
 import subprocess
 import tarfile
+import tracemalloc
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +107,14 @@ def test_each_archive_format_is_read(area: Path, format: int) -> None:
     for name in names:
         found = (area / "fs" / name).stat()
         assert (found.st_size, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (700, 0o640, 7, 8)
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_long_name_whose_beginning_ends_with_a_slash_is_a_file(area: Path, format: int) -> None:
+    name = "d" * 99 + "/" + "e" * 99 + "/x"
+    into(area, archive_with(info(name, size=3), info("after", size=1), format=format))
+    assert (area / "fs" / name).read_bytes() == b"xxx"
+    assert (area / "fs/after").read_bytes() == b"x"
 
 
 def test_capabilities_and_setuid_bits_are_kept(area: Path) -> None:
@@ -248,6 +258,47 @@ def test_damage_ends_in_a_typed_error_or_another_archive_never_in_a_crash(data: 
         pass
 
 
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.XHDTYPE])
+def test_a_size_below_zero_is_damage(kind: bytes) -> None:
+    header = bytearray(tarfile.TarInfo("a").tobuf())
+    header[124:136] = (-512).to_bytes(12, "big", signed=True)
+    header[156:157] = kind
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    with pytest.raises(ImageError, match="size"):
+        [*_contents(bytes(header) + bytes(1024))]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("uid", "9" * 5000), ("size", "9" * 5000), ("mtime", "9" * 5000), ("path", "a\0b")]
+)
+def test_extended_headers_with_impossible_values_are_damage(area: Path, key: str, value: str) -> None:
+    with pytest.raises(ImageError):
+        into(area, archive_with(info("a", pax_headers={key: value})))
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE])
+@pytest.mark.parametrize("seconds", ["9" * 30, "-" + "9" * 30])
+def test_times_no_file_can_have_become_the_nearest(area: Path, kind: bytes, seconds: str) -> None:
+    assert into(area, archive_with(info("a", kind, pax_headers={"mtime": seconds}))).entries == 1
+    assert abs((area / "fs/a").stat().st_mtime) > 1e9
+
+
+def test_zero_bytes_in_names_of_links_and_attributes_are_damage(area: Path) -> None:
+    with pytest.raises(ImageError, match="zero byte"):
+        into(area, archive_with(info("a", tarfile.SYMTYPE, pax_headers={"linkpath": "a\0b"})))
+    with pytest.raises(ImageError, match="zero byte"):
+        into(area, archive_with(info("a", pax_headers={"SCHILY.xattr.user.a\0b": "v"})))
+
+
+def test_directories_nested_deeper_than_calls_can_be(area: Path) -> None:
+    deep = "d/" * 1800
+    into(area, archive_with(info(deep + "x", size=1)))
+    assert (area / "fs" / deep / "x").read_bytes() == b"x"
+    into(area, archive_with(info("d")))  # replaced: all of it goes
+    assert (area / "fs/d").is_file()
+
+
 def plain(data: bytes) -> bytes:
     with streams.decompressed(io.BytesIO(data)) as source:
         out = b""
@@ -263,6 +314,34 @@ def test_gzip_zstd_and_plain_streams_are_told_apart() -> None:
     assert plain(gzip.compress(data[:50]) + gzip.compress(data[50:])) == data
     assert plain(imagekit.zstd(data)) == data
     assert plain(b"") == b""
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, imagekit.zstd])
+def test_a_little_that_stands_for_much_is_never_unpacked_at_once(pack: object) -> None:
+    assert callable(pack)
+    size = 200 << 20
+    packed = pack(bytes(size)) + pack(b"end")
+    tracemalloc.start()
+    try:
+        with streams.decompressed(io.BytesIO(packed)) as source:
+            found, last = 0, b""
+            while piece := source.read(streams.CHUNK):
+                found, last = found + len(piece), piece
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert (found, last[-3:]) == (size + 3, b"end")
+
+
+def test_a_decompressor_without_bounds_gets_little_at_a_time() -> None:
+    data = os.urandom(5000) * 3
+    packed = zlib.compress(data) + b"more"
+    wrapped = streams._Piecewise(zlib.decompressobj())
+    found = wrapped.decompress(packed, streams.CHUNK)
+    while not wrapped.eof:
+        assert not wrapped.needs_input
+        found += wrapped.decompress(b"", streams.CHUNK)
+    assert (found, wrapped.unused_data) == (data, b"more")
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, imagekit.zstd])

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 from sandkeep.errors import ImageError
 
 CHUNK = 1 << 20
+_PIECE = 1 << 10
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _UNREADABLE = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
@@ -78,8 +79,62 @@ class _Pushback:
         return self._source.read(size)
 
 
+class _Gzip:
+    """zlib's decompressor with the interface of the others: it keeps what there was no room for itself."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(wbits=31)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._inner.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+
+class _Piecewise:
+    """The same around one that gives all its input stands for: it gets little at a time."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._data = b""
+        self._at = 0
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        if data:
+            self._data, self._at = data, 0
+        piece = self._data[self._at : self._at + _PIECE]
+        self._at += len(piece)
+        plain: bytes = self._inner.decompress(piece)
+        return plain
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._inner.eof)
+
+    @property
+    def needs_input(self) -> bool:
+        return self._at == len(self._data)
+
+    @property
+    def unused_data(self) -> bytes:
+        return bytes(self._inner.unused_data) + self._data[self._at :]
+
+
 class _Decompressing:
-    """Decompresses concatenated members with a ``decompressobj``-like factory."""
+    """Decompresses concatenated members with a factory of ``ZstdDecompressor``-like objects.
+
+    No more than a chunk at a time: a few bytes of input may stand for gigabytes.
+    """
 
     def __init__(self, source: Source, factory: Callable[[], Any], format_name: str) -> None:
         self._source = source
@@ -92,6 +147,9 @@ class _Decompressing:
 
     def read(self, size: int) -> bytes:
         while not self._ready:
+            if not self._fresh and not self._member.eof and not self._member.needs_input:
+                self._ready = self._decompress(b"")
+                continue
             leftover = self._member.unused_data if self._member.eof else b""
             if self._member.eof:
                 self._member, self._fresh = self._factory(), True
@@ -103,12 +161,16 @@ class _Decompressing:
                     return b""
                 continue  # zero padding after the last member
             self._fresh = False
-            try:
-                self._ready = self._member.decompress(data)
-            except Exception as error:
-                raise ImageError(f"damaged {self._format} data: {error}") from None
+            self._ready = self._decompress(data)
         out, self._ready = self._ready[:size], self._ready[size:]
         return out
+
+    def _decompress(self, data: bytes) -> bytes:
+        try:
+            plain: bytes = self._member.decompress(data, CHUNK)
+        except Exception as error:
+            raise ImageError(f"damaged {self._format} data: {error}") from None
+        return plain
 
 
 @contextlib.contextmanager
@@ -122,7 +184,7 @@ def decompressed(source: Source) -> Iterator[Source]:
         if head.startswith(magic):
             raise ImageError(f"{name} compression is not supported", hint="use gzip, zstd or a plain archive")
     if head.startswith(_GZIP):
-        yield _Decompressing(whole, lambda: zlib.decompressobj(wbits=31), "gzip")
+        yield _Decompressing(whole, _Gzip, "gzip")
     elif head.startswith(_ZSTD):
         factory = _zstd_factory()
         if factory is not None:
@@ -142,7 +204,7 @@ def _zstd_factory() -> Callable[[], Any] | None:
             return factory
     with contextlib.suppress(ImportError):
         zstandard = importlib.import_module("zstandard")
-        return lambda: zstandard.ZstdDecompressor().decompressobj()
+        return lambda: _Piecewise(zstandard.ZstdDecompressor().decompressobj())
     return None
 
 

@@ -16,6 +16,10 @@ from sandkeep.host.images.streams import CHUNK, Source
 
 BLOCK = 512
 _LONGEST_EXTENSION = 8 << 20
+_MOST_DIGITS = 20
+"""Of a number in an extended header; what 64 bits hold has no more."""
+_FURTHEST_NS = (1 << 62) * 1_000_000_000
+"""Times beyond are ones no file can have; the kernel brings the others to what the filesystem can hold."""
 
 FILE = b"0"
 HARDLINK = b"1"
@@ -24,7 +28,8 @@ CHARACTER = b"3"
 BLOCK_DEVICE = b"4"
 DIRECTORY = b"5"
 FIFO = b"6"
-_PLAIN = (b"0", b"\0", b"7")
+_CONTIGUOUS = b"7"
+_PLAIN = (b"0", b"\0", _CONTIGUOUS)
 _PAX_HERE = b"x"
 _PAX_GLOBAL = b"g"
 _GNU_NAME = b"L"
@@ -82,6 +87,11 @@ class TarReader:
                 continue
             _extend(member, {**defaults, **extended})
             extended = {}
+            if member.type in _PLAIN:
+                # Archives from before 1988 mark directories by a trailing slash. The whole name counts: the
+                # header itself has only the beginning of a long one, which may end with any character.
+                slash = member.name.endswith(b"/") and member.type != _CONTIGUOUS
+                member.type = DIRECTORY if slash else FILE
             if member.type in (HARDLINK, SYMLINK, CHARACTER, BLOCK_DEVICE, DIRECTORY, FIFO):
                 member.size = 0
             self._left, self._padding = member.size, -member.size % BLOCK
@@ -148,17 +158,17 @@ def _parse(header: bytes, position: int) -> Member:
             name = prefix + b"/" + name
     if kind == _GNU_SPARSE:
         raise ImageError(f"sparse archive entries are not supported: {os.fsdecode(name)}")
-    if kind in _PLAIN:
-        # Archives from before 1988 mark directories by a trailing slash.
-        kind = DIRECTORY if name.endswith(b"/") and kind != b"7" else FILE
+    size = _number(header[124:136])
+    if size < 0:
+        raise ImageError(f"damaged archive: {os.fsdecode(name)} has a size of {size}")
     return Member(
         name=name,
         type=kind,
         mode=_number(header[100:108]) & 0o7777,
         uid=_number(header[108:116]),
         gid=_number(header[116:124]),
-        size=_number(header[124:136]),
-        mtime_ns=_number(header[136:148]) * 1_000_000_000,
+        size=size,
+        mtime_ns=_possible(_number(header[136:148]) * 1_000_000_000),
         link=header[157:257].split(b"\0", 1)[0],
         offset=position,
     )
@@ -181,7 +191,7 @@ def _pax_records(text: bytes) -> dict[bytes, bytes]:
     records: dict[bytes, bytes] = {}
     while text.strip(b"\0"):
         length, separator, _ = text.partition(b" ")
-        if not separator or not length.isdigit() or not len(length) < int(length) <= len(text):
+        if not separator or not _is_number(length) or not len(length) < int(length) <= len(text):
             raise ImageError("damaged archive: an extended header's length is wrong")
         record = text[len(length) + 1 : int(length)]
         key, equals, value = record.partition(b"=")
@@ -195,13 +205,15 @@ def _pax_records(text: bytes) -> dict[bytes, bytes]:
 def _extend(member: Member, records: dict[bytes, bytes]) -> None:
     """Apply extended header records to a member."""
     for key, value in records.items():
+        if b"\0" in key or (b"\0" in value and key in (b"path", b"linkpath")):
+            raise ImageError(f"damaged archive: a zero byte in a name: {(key + b'=' + value)[:80]!r}")
         if key == b"path":
             member.name = value
         elif key == b"linkpath":
             member.link = value
         elif key in (b"size", b"uid", b"gid"):
-            if not value.isdigit():
-                raise ImageError(f"damaged archive: {key.decode()} {value!r}")
+            if not _is_number(value):
+                raise ImageError(f"damaged archive: {key.decode()} {value[:80]!r}")
             setattr(member, key.decode(), int(value))
         elif key == b"mtime":
             member.mtime_ns = _time_ns(value)
@@ -215,6 +227,15 @@ def _time_ns(text: bytes) -> int:
     whole, _, fraction = text.partition(b".")
     try:
         nanoseconds = int((fraction + b"000000000")[:9])
-        return int(whole) * 1_000_000_000 + (-nanoseconds if whole.startswith(b"-") else nanoseconds)
+        seconds = int(whole) * 1_000_000_000
+        return _possible(seconds + (-nanoseconds if whole.startswith(b"-") else nanoseconds))
     except ValueError:
-        raise ImageError(f"damaged archive: time {text!r}") from None
+        raise ImageError(f"damaged archive: time {text[:80]!r}") from None
+
+
+def _is_number(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def _possible(time_ns: int) -> int:
+    return max(-_FURTHEST_NS, min(time_ns, _FURTHEST_NS))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from sandkeep.host.images.streams import Source
 from sandkeep.host.images.tarstream import Member, TarReader
 from sandkeep.host.images.tree import MAX_ID, Mode, flavour_of
 from sandkeep.linux import syscalls as sc
+from sandkeep.supervisor.removal import remove_tree
 
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
@@ -175,14 +175,34 @@ class _Unpacker:
             if len(self._parents) >= _OPEN_PARENTS:
                 self._forget_parents()
             try:
-                fd = sc.openat2(self._root, above or b".", os.O_RDONLY | os.O_DIRECTORY)
+                fd = self._open(above)
             except FileNotFoundError:
-                higher, _, base = above.rpartition(b"/")
-                os.mkdir(base, dir_fd=self._parent(higher))
-                fd = sc.openat2(self._root, above, os.O_RDONLY | os.O_DIRECTORY)
-                os.fchmod(fd, 0o755)  # whatever the umask
+                fd = self._make_parents(above)
             self._parents[above] = fd
         return fd
+
+    def _make_parents(self, above: bytes) -> int:
+        """One by one: there may be more of them than calls can be nested."""
+        parts = above.split(b"/")
+        fd = self._open(b"")
+        try:
+            for count in range(1, len(parts) + 1):
+                here = b"/".join(parts[:count])
+                try:
+                    inner = self._open(here)
+                except FileNotFoundError:
+                    os.mkdir(parts[count - 1], dir_fd=fd)
+                    inner = self._open(here)
+                    os.fchmod(inner, 0o755)  # whatever the umask
+                os.close(fd)
+                fd = inner
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _open(self, path: bytes) -> int:
+        return sc.openat2(self._root, path or b".", os.O_RDONLY | os.O_DIRECTORY)
 
     def _forget_parents(self) -> None:
         for fd in self._parents.values():
@@ -197,7 +217,7 @@ class _Unpacker:
             return
         except IsADirectoryError:
             # Descriptors of directories below it must not be used for entries that come later.
-            shutil.rmtree(os.fsdecode(base), dir_fd=parent)
+            remove_tree(parent, base)
             self._forget_parents_but(parent)
 
     def _forget_parents_but(self, kept: int) -> None:

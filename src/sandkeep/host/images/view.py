@@ -65,8 +65,11 @@ class View:
             fd = sc.openat2(self._root, path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            return None
         with open(fd, "rb") as source:
-            return source.read() if stat.S_ISREG(os.fstat(fd).st_mode) else None
+            return source.read()
 
     def text(self, path: str) -> str:
         return (self.read(path) or b"").decode("utf-8", errors="surrogateescape")
