@@ -17,7 +17,7 @@ from typing import Any, get_args
 import pytest
 
 from sandkeep.errors import ImageError, InvalidRequest, NotFound, WrongState
-from sandkeep.host.images import Image
+from sandkeep.host.images import Image, ImageStore
 from sandkeep.host.images.tree import Mode
 from tests.host import imagekit
 from tests.host.imagekit import OciImage, tar_of, write_layout
@@ -259,6 +259,51 @@ def test_an_image_a_session_uses_is_not_removed(root_store: Store, readable: Pat
         root_store("remove", "a")
     shutil.rmtree(session)
     root_store("remove", "a")
+
+
+def test_an_image_is_removed_by_the_beginning_of_its_id(root_store: Store, readable: Path) -> None:
+    (readable / "a.tar").write_bytes(tar_of(BASE))
+    image = root_store("import_tar", str(readable / "a.tar"), name="a")
+    root_store("import_tar", str(readable / "a.tar"), name="b")
+    root_store("remove", image.id.removeprefix("sha256:")[:12])
+    assert root_store("list") == []
+    assert root_store.layers() == []
+
+
+def test_an_image_named_again_while_its_removal_waits_stays(root_store: Store, readable: Path) -> None:
+    (readable / "a.tar").write_bytes(tar_of(BASE))
+    store = ImageStore(root_store.data, mode="root")
+    image = store.import_tar(str(readable / "a.tar"), name="a")
+    store.import_tar(str(readable / "a.tar"), name="b")
+    store._records.remove(image, "a")  # found before there was the other name
+    assert store.get("b").names == ("b",)
+    with pytest.raises(NotFound):
+        store._records.remove(image, "a")
+    assert store.get("b").id == image.id
+
+
+def test_an_image_of_deeply_nested_directories_can_be_removed(root_store: Store, readable: Path) -> None:
+    (readable / "a.tar").write_bytes(tar_of({**BASE, "d/" * 1800 + "x": b""}))
+    root_store("import_tar", str(readable / "a.tar"), name="a")
+    root_store("remove", "a")
+    assert root_store.layers() == os.listdir(f"{root_store.data}/images/build") == []
+
+
+def test_work_that_ends_while_others_start_disturbs_nobody(
+    root_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ImageStore(root_store.data, mode="root")
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [*listed(path), "layer-moved-away"])
+    with store._records.building("layer") as work:
+        assert os.path.isdir(work)
+
+
+def test_an_account_file_that_is_a_directory_is_hidden(root_store: Store, readable: Path) -> None:
+    files = {name: content for name, content in BASE.items() if name != "etc/passwd"}
+    (readable / "a.tar").write_bytes(tar_of({**files, "etc/passwd/x": b""}))
+    image = root_store("import_tar", str(readable / "a.tar"), name="a")
+    assert b"sandbox:x:" in root_store.look(image)["/etc/passwd"].content
 
 
 def test_a_refused_archive_leaves_nothing(root_store: Store, readable: Path) -> None:

@@ -20,12 +20,13 @@ from typing import Any
 
 from sandkeep.errors import ImageError, InvalidRequest, NotFound, WrongState
 from sandkeep.host.images.adapt import adapt
-from sandkeep.host.images.files import locked, read_json, remove_tree, write_json
+from sandkeep.host.images.files import locked, read_json, write_json
 from sandkeep.host.images.image import Image, Kind, relocated
 from sandkeep.host.images.reference import parse_reference
 from sandkeep.host.images.streams import Hashing, Source, decompressed
 from sandkeep.host.images.tree import Mode, flavour_of
 from sandkeep.host.images.unpack import unpack
+from sandkeep.host.layers.tree import remove_tree
 from sandkeep.host.rootfs import Lower, Slot
 from sandkeep.linux import syscalls as sc
 
@@ -56,8 +57,10 @@ class Records:
             os.chmod(work, 0o755)
             yield work
         finally:
-            remove_tree(work)
-            os.close(fd)
+            try:
+                remove_tree(work)
+            finally:
+                os.close(fd)
 
     @contextlib.contextmanager
     def adding(self) -> Iterator[None]:
@@ -150,11 +153,16 @@ class Records:
 
     def remove(self, image: Image, name: str) -> None:
         """Take ``name`` from the image, and remove it with its last name; by its id, in any case."""
-        others = tuple(other for other in image.names if other not in _spellings(name))
+        directory = self._directory(image)
         # The trees are deleted at the end of the outer block, when nobody is kept waiting.
         with self.building("removed") as work, locked(f"{self.directory}/store.lock"):
-            directory = self._directory(image)
-            if name != image.id and others:
+            # Whoever was adding meanwhile may have given it another name, or this one to another image.
+            current = self.read(directory)
+            if current is None or not _is_called(current, name):
+                raise NotFound(f"no image {name}", image=name)
+            image = current
+            others = tuple(other for other in image.names if other not in _spellings(name))
+            if others and others != image.names:
                 self.write(directory, replace(image, names=others))
                 return
             users = self._users(image)
@@ -238,6 +246,11 @@ def find(images: Sequence[Image], wanted: str) -> Image:
     raise NotFound(f"no image {wanted}", hint="pull or import it first", image=wanted)
 
 
+def _is_called(image: Image, name: str) -> bool:
+    digits = name.removeprefix("sha256:")
+    return not _spellings(name).isdisjoint(image.names) or image.id.removeprefix("sha256:").startswith(digits)
+
+
 def _spellings(name: str) -> set[str]:
     """A name as given and as a registry reference: ``debian`` also means ``debian:latest``."""
     spellings = {name}
@@ -266,7 +279,10 @@ def publish(work: str, final: str) -> None:
 def _remove_abandoned(area: str) -> None:
     for name in os.listdir(area):
         path = f"{area}/{name}"
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # finished, and moved away or removed, since it was listed
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
