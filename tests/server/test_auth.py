@@ -9,9 +9,12 @@ import subprocess
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 from sandkeep.server.auth import INFERRED_PROJECT, load_key, sign, verify
 from tests.conftest import IS_ROOT, User
+from tests.patience import ENOUGH
 from tests.server.conftest import Box, scoped
 from tests.server.harness import PROJECT, TEAM, ServerProcess
 
@@ -167,3 +170,28 @@ def test_the_unix_socket_is_closed_to_other_users(server: ServerProcess, ordinar
     finally:
         for path, mode in modes:
             path.chmod(mode)
+
+
+def test_what_a_token_keeps_open_ends_with_it(server: ServerProcess) -> None:
+    made = server.token_command("create", "--team", TEAM, "--project", PROJECT, "--jwt")
+    with server.client() as other, server.client(made["token"]) as client:
+        made_box = other.post("/v2/sandboxes", json={"projectId": PROJECT, "name": "revoked"}).json()
+        path = f"/v2/sandboxes/sessions/{made_box['session']['id']}"
+        opened, late = (client.post(f"{path}/interactive", json={}).json() for _ in range(2))
+        with (
+            connect(f"{opened['url']}?token={opened['token']}") as terminal,
+            client.stream("GET", "/v1/events", params={"follow": "true"}) as events,
+        ):
+            terminal.send(json.dumps({"type": "start", "command": "sh", "args": [], "env": []}))
+            assert terminal.recv(timeout=ENOUGH)
+            server.token_command("revoke", made["id"], "--team", TEAM)
+            with pytest.raises(httpx.RemoteProtocolError):
+                for _ in events.iter_raw():
+                    pass
+            with pytest.raises(ConnectionClosed) as closed:
+                while True:
+                    terminal.recv(timeout=ENOUGH)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+        with pytest.raises(InvalidStatus):
+            connect(f"{late['url']}?token={late['token']}")
+        other.delete("/v2/sandboxes/revoked", params=scoped())

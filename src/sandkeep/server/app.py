@@ -106,7 +106,7 @@ class App:
         self.config = config
         self.endpoints = endpoints
         self.log = log
-        self.terminals = Terminals(engine, log)
+        self.terminals = Terminals(engine, auth, log)
         self.retire: Callable[[], None] | None = None
         """Ends the server; set by whoever runs it, when clients may ask for that."""
         self._router = Router(endpoints)
@@ -199,7 +199,8 @@ class App:
         assert task is not None
         self._streams.add(task)
         try:
-            await reply.send(call.request, send)
+            with self.auth.while_accepted(call.caller.token, task.cancel):
+                await reply.send(call.request, send)
         finally:
             self._streams.discard(task)
 

@@ -11,6 +11,7 @@ its digest is in the store, so it can be revoked; a JWT must be signed with our 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -18,6 +19,8 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +37,9 @@ INFERRED_PROJECT: Final = "vercel-sandbox-default-project"
 """What clients call their project when nobody told them one: the token's own."""
 JWT_LIFETIME_MS: Final = 10 * 365 * 24 * 60 * 60 * 1000
 """Far enough for clients that try to refresh a token about to expire."""
+
+LOOK_SECONDS: Final = 2.0
+"""How soon what a token keeps open is cut once the token is worth nothing."""
 
 _HEADER: Final = {"alg": "HS256", "typ": "JWT"}
 _LONGEST_TOKEN: Final = 4096
@@ -218,6 +224,34 @@ class Auth:
                 if found is not None:
                     return Caller(project=found[1], token=found[0].id)
         raise Unauthenticated("a valid token is needed", hint="make one with: sandkeep token create")
+
+    def accepts(self, token: str) -> bool:
+        """Whether a token that spoke for somebody earlier, by its id, still does."""
+        found = self._store.tokens.find(token)
+        if found is None or found.revoked_ms is not None:
+            return False
+        return found.expires_ms is None or found.expires_ms > now_ms()
+
+    @contextmanager
+    def while_accepted(self, token: str | None, end: Callable[[], object]) -> Iterator[None]:
+        """Call ``end`` should the token lose its power meanwhile: what is open does not outlive it.
+
+        Looked at every now and then, because another process may have revoked it.
+        """
+        if token is None:
+            yield
+            return
+
+        async def watch() -> None:
+            while self.accepts(token):
+                await asyncio.sleep(LOOK_SECONDS)
+            end()
+
+        watching = asyncio.create_task(watch(), name=f"watch {token}")
+        try:
+            yield
+        finally:
+            watching.cancel()
 
     def scope(
         self, caller: Caller, query: dict[str, str], *, project: str | None = None, make: bool = False

@@ -25,6 +25,7 @@ from sandkeep.errors import (
     StdinStalled,
     StdinUnavailable,
 )
+from sandkeep.server.auth import Auth
 from sandkeep.server.http import Receive, Scope, Send
 from sandkeep.store.rows import Process, ProcessKind, ProcessStatus
 from sandkeep.supervisor.outputlog import Chunk
@@ -54,25 +55,30 @@ class _Ticket(NamedTuple):
     user: str | None
     until: float
     actor: str | None
+    token: str | None
 
 
 class Terminals:
-    def __init__(self, engine: Engine, log: Callable[..., None]) -> None:
+    def __init__(self, engine: Engine, auth: Auth, log: Callable[..., None]) -> None:
         self._engine = engine
+        self._auth = auth
         self._log = log
         self._tickets: dict[str, _Ticket] = {}
         self._open: set[asyncio.Task[Any]] = set()
         self._hang_ups: set[asyncio.Task[None]] = set()
 
-    def issue(self, project: str, session: str, user: str | None) -> str:
-        """A ticket for one terminal of a session, used by one of its users."""
+    def issue(self, project: str, session: str, user: str | None, *, token: str | None) -> str:
+        """A ticket for one terminal of a session, used by one of its users.
+
+        It, and the terminal, last no longer than the ``token`` they were had with.
+        """
         now = asyncio.get_running_loop().time()
         for ticket, issued in list(self._tickets.items()):
             if issued.until > now and len(self._tickets) < _MOST_TICKETS:
                 break  # they are in the order they were issued
             del self._tickets[ticket]
         ticket = secrets.token_urlsafe(32)
-        self._tickets[ticket] = _Ticket(project, session, user, now + TICKET_SECONDS, ACTOR.get())
+        self._tickets[ticket] = _Ticket(project, session, user, now + TICKET_SECONDS, ACTOR.get(), token)
         return ticket
 
     def _redeem(self, scope: Scope) -> _Ticket | None:
@@ -82,6 +88,8 @@ class Terminals:
             return None
         path: str = scope["path"].removeprefix("/api")
         if path != PATH + found.session or found.until < asyncio.get_running_loop().time():
+            return None
+        if found.token is not None and not self._auth.accepts(found.token):
             return None
         return found
 
@@ -98,10 +106,12 @@ class Terminals:
         assert task is not None
         self._open.add(task)
         try:
-            await self._session(redeemed, receive, send)
+            with self._auth.while_accepted(redeemed.token, task.cancel):
+                await self._session(redeemed, receive, send)
         except asyncio.CancelledError:
             task.uncancel()
-            await send({"type": "websocket.close", "code": _GOING_AWAY})
+            revoked = redeemed.token is not None and not self._auth.accepts(redeemed.token)
+            await send({"type": "websocket.close", "code": _REFUSED if revoked else _GOING_AWAY})
         except SandkeepError as error:
             # A close frame has room for 123 bytes.
             reason = error.message.encode()[:120].decode(errors="ignore")

@@ -70,6 +70,9 @@ class Tokens:
         project_id, team, name, created_ms = found
         return token, Project(id=project_id, team=team, name=name, created_ms=created_ms)
 
+    def find(self, token_id: str) -> Token | None:
+        return _TABLE.find(self._db, "id = {}", token_id)
+
     def revoke(self, project: str, token_id: str, *, now_ms: int) -> Token:
         """End a token for good. Revoking it again keeps the first time."""
         self._db.run(

@@ -186,7 +186,7 @@ async def open_terminal(call: Call) -> Reply:
         await call.engine.files.do(scope.project, session, "stat", path="/", user=user)
     # "http" to "ws" keeps the "s" of "https".
     url = call.origin().replace("http", "ws", 1) + PATH + session
-    token = call.app.terminals.issue(scope.project, session, user)
+    token = call.app.terminals.issue(scope.project, session, user, token=call.caller.token)
     return json_reply(TerminalOpened(url=url, token=token))
 
 
