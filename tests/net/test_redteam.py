@@ -203,6 +203,9 @@ def test_requests_that_can_be_read_two_ways_do_not_pass_a_rule(lab: Lab) -> None
             f"GET / HTTP/1.1\\r\\n{host}X: y\\nGET /admin HTTP/1.1\\r\\n\\r\\n",
             f"GET / HTTP/1.1\\r\\n{host}Transfer-Encoding: xchunked\\r\\n\\r\\n",
             f"GET /x/..%%2fadmin HTTP/1.1\\r\\n{host}\\r\\n",
+            f"GET /x/%%2%%65%%2%%65/admin HTTP/1.1\\r\\n{host}\\r\\n",
+            f"GET /x/..;/admin HTTP/1.1\\r\\n{host}\\r\\n",
+            f"GET /x?y#/admin HTTP/1.1\\r\\n{host}\\r\\n",
             f"GET / HTTP/1.1\\r\\n{host}Content-Length: 5\\r\\nContent-Length: 6\\r\\n\\r\\nhello!",
         )
         for attempt in attempts:

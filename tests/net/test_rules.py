@@ -43,7 +43,7 @@ def test_headers_are_set_on_matching_requests_only_and_the_session_trusts_us(lab
         server = Recorder()
         port = net.serve(server, ssl=authority.server("one.test"))
         rule = Rule(
-            Transform((("Authorization", "Bearer injected"),)),
+            Transform((("Authorization", "Bearer injected"), ("X-Key", "1"))),
             RequestMatch(path=Matcher(starts_with="/v1/"), methods=("GET",)),
         )
         box = net.box(NetworkPolicy.custom({"one.test": [rule]}))
@@ -52,8 +52,11 @@ def test_headers_are_set_on_matching_requests_only_and_the_session_trusts_us(lab
             server.requests.clear()
             assert box.sh(f"curl -sS {version} {url}/v1/x?q=1") == f"GET /v1/x?q=1 HTTP/1.1 one.test:{port}"
             box.sh(f"curl -sS {version} -H 'authorization: mine' {url}/v1/x; curl -sS {version} {url}/v2")
+            # To a server that makes variables of headers, an underscore is a hyphen.
+            box.sh(f"curl -sS {version} -H 'x_key: mine' {url}/v1/y")
             seen = [headers.get("authorization") for _, headers, _ in server.requests]
-            assert seen == ["Bearer injected", "Bearer injected", None]
+            assert seen == ["Bearer injected", "Bearer injected", None, "Bearer injected"]
+            assert "x_key" not in server.requests[-1][1] and server.requests[-1][1]["x-key"] == "1"
         decided = box.events("request", path="/v1/x", verdict="allow")
         assert decided[0].data["reason"] == "transform" and decided[0].data["status"] == 200
         assert "injected" not in json.dumps([dict(event.data) for event in box.events()])
@@ -151,6 +154,10 @@ def test_secrets_are_referred_to_by_name_and_sealed_at_rest(lab: Lab) -> None:
         seen = [headers["authorization"] for _, headers, _ in server.requests]
         assert seen == ["Bearer s3cr3t-first", "Bearer s3cr3t-second"]
         assert [secret.name for secret in net.engine.secrets.list(net.project)] == ["api-key"]
+        for version in ("--http1.1", "--http2"):
+            # A server that answers it would show the sandbox what it received.
+            traced = f"curl -sS {version} -X TRACE -o /dev/null -w '%{{http_code}}' https://one.test:{port}/"
+            assert box.sh(traced) == "405"
         net.do(net.engine.secrets.remove(net.project, "api-key"))
         out = box.sh(f"curl -sS -o /dev/null -w '%{{http_code}}' https://one.test:{port}/")
         assert out == "403" and len(server.requests) == 2

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from sandkeep.net import dns, http, http1, sniff
 from sandkeep.net.audit import Audit, SessionAudit
+from sandkeep.net.egress import Refused, World
 from sandkeep.net.names import RANGE, FakeNames
-from sandkeep.net.resolver import name_servers
+from sandkeep.net.resolver import ResolveFailed, Resolver, name_servers
 from sandkeep.net.secrets import fill_in, references
 from sandkeep.net.sniff import Kind
 from sandkeep.types import NetworkPolicy, Rule, Transform
@@ -195,3 +196,60 @@ def test_an_answer_with_two_ends_is_passed_on_with_one() -> None:
             await asyncio.sleep(0.01)  # for the transport to be gone
 
     asyncio.run(check())
+
+
+def test_a_length_named_by_connection_costs_no_body() -> None:
+    async def check() -> None:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        with far:
+            client = http1.Client(await http.connected(near))
+            far.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            request = http.Request(b"POST", b"/", b"one.test", [], http.just(b"hello"), length=5)
+            response = await client.send(request)
+            await asyncio.sleep(0.01)
+            response.done()
+            await asyncio.sleep(0.01)  # for the transport to be gone
+            sent = far.recv(4096)
+            assert b"content-length: 5\r\n" in sent and sent.endswith(b"\r\n\r\nhello")
+
+    asyncio.run(check())
+
+
+def test_this_machine_is_reached_by_none_of_its_addresses_unless_the_operator_says_so() -> None:
+    async def check() -> None:
+        world = World(Resolver(), Audit(lambda: None), own_ports=frozenset({7}))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            place = listener.getsockname()
+            # Any address of this machine: what is judged is that both ends have the same.
+            with pytest.raises(Refused, match="this machine's own"):
+                world.refuse_own(socket.create_connection(place), 80)
+            world.operator_allowed = ("127.0.0.0/8",)
+            with socket.create_connection(place) as sock:
+                world.refuse_own(sock, 80)
+            with pytest.raises(Refused, match="sandbox server itself"):
+                world.refuse_own(socket.create_connection(place), 7)
+
+    asyncio.run(check())
+
+
+def test_a_name_that_does_not_exist_costs_the_same_however_often_it_is_asked() -> None:
+    async def check() -> None:
+        resolver = Resolver()
+        with pytest.raises(ResolveFailed):
+            await resolver.resolve("none.test")
+        raised = []
+        for _ in range(3):
+            with pytest.raises(ResolveFailed) as caught:
+                resolver.known("none.test")
+            raised.append(len(caught.traceback))
+        assert len(set(raised)) == 1
+
+    asyncio.run(check())
+
+
+def test_texts_in_events_have_an_end() -> None:
+    audit = Audit(lambda: None)
+    SessionAudit("s", audit).record("network.request", method="A" * 30_000, status=200)
+    events, _ = audit.take(1)
+    assert events[0]["data"] == {"method": "A" * 512, "status": 200}

@@ -14,6 +14,7 @@ from typing import Any, Final
 _KEPT: Final = 20_000
 _BURST: Final = 1000.0
 _PER_SECOND: Final = 100.0
+_LONGEST_TEXT: Final = 512
 
 
 class Bucket:
@@ -65,6 +66,11 @@ class Audit:
         return len(self._events)
 
 
+def _short(value: Any) -> Any:
+    """Methods, hosts and names come from the session; each is kept, so none of them whole however long."""
+    return value[:_LONGEST_TEXT] if isinstance(value, str) else value
+
+
 class SessionAudit:
     """One session's way to the audit, with its rate."""
 
@@ -90,5 +96,5 @@ class SessionAudit:
 
     def _add(self, kind: str, facts: dict[str, Any]) -> None:
         now = time.time_ns() // 1_000_000
-        data = {key: value for key, value in facts.items() if value is not None}
+        data = {key: _short(value) for key, value in facts.items() if value is not None}
         self._audit.add({"session": self._session, "kind": kind, "time_ms": now, "data": data})

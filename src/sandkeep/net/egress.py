@@ -18,14 +18,14 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final, NamedTuple
 
 from sandkeep.linux import netlink
 from sandkeep.net import sniff
 from sandkeep.net.audit import Audit, SessionAudit
 from sandkeep.net.names import RANGE, FakeNames
-from sandkeep.net.policy import Address, Decision, Judge, Verdict
+from sandkeep.net.policy import Address, Decision, Judge, Verdict, is_within
 from sandkeep.net.relay import Pipes, Relay, has_urgent, in_line, keep_alive, reset_on_close
 from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver
 from sandkeep.net.responder import Responder
@@ -63,10 +63,19 @@ class World:
     """Serves connections to domains with rules, and owns the client's socket from then on."""
 
     def refuse_own(self, sock: socket.socket, port: int) -> None:
-        """Close a connection that turned out to lead to the sandbox server."""
-        if port in self.own_ports and sock.getpeername()[0] == sock.getsockname()[0]:
+        """Close a connection that turned out to lead to the sandbox server, or to this machine.
+
+        Whatever address that was: a machine's public ones lead to all that listens on it, past its firewall.
+        """
+        peer = sock.getpeername()[0]
+        if peer != sock.getsockname()[0]:
+            return
+        if port in self.own_ports:
             sock.close()
             raise Refused("that is the sandbox server itself")
+        if not is_within(ip_address(peer), self.operator_allowed):
+            sock.close()
+            raise Refused(f"{peer} is this machine's own and not listed by the operator")
 
     def open_to_all(self, address: Address, port: int) -> bool:
         """Whether an address is none of those that only the operator can open."""
@@ -298,7 +307,10 @@ class Egress:
                 raise Refused("the address stands for no name this session has looked up")
             flow.name = name
             self._names.hold(name)
-            await self._find_addresses(flow)
+            try:
+                await self.find_addresses(flow)
+            except (NoSuchName, ResolveFailed) as error:
+                raise Refused(str(error)) from None
         else:
             if flow.address.is_loopback or flow.address == _OWN:
                 raise Refused("the session's own address does not lead outside")
@@ -319,14 +331,11 @@ class Egress:
         self.opened(flow, verdict)
         await self._relay(flow, upstream)
 
-    async def _find_addresses(self, flow: Flow) -> None:
+    async def find_addresses(self, flow: Flow) -> None:
         """Resolve the flow's name to the addresses the policy lets it have."""
         assert flow.name is not None
         self._decide(flow, None)
-        try:
-            addresses = await self.world.resolver.resolve(flow.name)
-        except (NoSuchName, ResolveFailed) as error:
-            raise Refused(str(error)) from None
+        addresses = await self.world.resolver.resolve(flow.name)
         allowed = []
         refused: Refused | None = None
         for address in addresses:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -164,6 +164,13 @@ def end_to_end(headers: Headers) -> Headers:
         if name == b"connection":
             named.update(part.strip().lower() for part in value.split(b","))
     return [(name, value) for name, value in headers if name not in _HOP_BY_HOP and name not in named]
+
+
+def without(headers: Headers, names: Iterable[bytes]) -> Headers:
+    """Without the headers of these names, spelled with underscores too: to servers that make variables of
+    headers the two are one, and what was set here must not be overruled by what a client sent."""
+    removed = {name.replace(b"_", b"-") for name in names}
+    return [item for item in headers if item[0].replace(b"_", b"-") not in removed]
 
 
 def header(headers: Headers, name: bytes) -> bytes | None:

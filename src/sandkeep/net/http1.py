@@ -185,6 +185,9 @@ class Client:
             headers.append((b"connection", b"close"))
         if request.length is None and http.header(headers, b"content-length") is None:
             headers.append((b"transfer-encoding", b"chunked"))
+        elif request.length and http.header(headers, b"content-length") is None:
+            # Connection named it, so the client's own was between us and it only. The body goes on.
+            headers.append((b"content-length", str(request.length).encode()))
         try:
             head = h11.Request(method=request.method, target=request.target, headers=headers)
             data = self._connection.send(head) or b""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -26,6 +26,10 @@ from sandkeep.types import Forward, Respond, Rule, Transform
 
 _MOST_IDLE: Final = 8
 _LONGEST_PATH: Final = 512
+_REPEATABLE: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"})
+"""Methods that mean the same when a server hears them twice."""
+_ECHOED: Final = frozenset({b"TRACE", b"TRACK"})
+"""Methods that have a server show the client what it received."""
 
 
 class Inspector:
@@ -86,7 +90,7 @@ class _Connection:
             action = _ACTIONS[type(rule.action)] if rule is not None else "pass"
             request.body = self._egress.counted(request.body, into=False)
             rules = self._egress.rules(self._flow)
-            response = await self._carry_out(rule, request)
+            response = await self._carry_out(rule, rules, request)
             if response.upgraded is not None:
                 self._leave_http(response, rules)
         except Refused as refused:
@@ -134,6 +138,8 @@ class _Connection:
         rules = self._egress.rules(self._flow)
         if rules is None:
             raise Refused("the policy no longer allows this")
+        if b"#" in request.target:
+            raise BadMessage("a fragment is not part of a request")  # some servers drop it, others do not
         path, mark, query = request.target.decode("latin-1").partition("?")
         try:
             path = policy.canonical_path(path)
@@ -153,26 +159,41 @@ class _Connection:
 
     def _leave_http(self, response: Response, rules: Sequence[Rule] | None) -> None:
         """Nothing can be judged any more: it lasts as long as the rules that allowed it."""
-        if rules is None or self._egress.rules(self._flow) != rules:
+        try:
+            self._check_unchanged(rules)
+        except Refused:
             response.done()
-            raise Refused("the policy changed while connecting")
+            raise
         self._flow.upgraded_under = rules
 
-    async def _carry_out(self, rule: Rule | None, request: Request) -> Response:
+    def _check_unchanged(self, rules: Sequence[Rule] | None) -> None:
+        """After some time has passed: a request leaves only under the rules it was judged by."""
+        if rules is None or self._egress.rules(self._flow) != rules:
+            raise Refused("the policy changed while connecting")
+
+    async def _carry_out(self, rule: Rule | None, rules: Sequence[Rule] | None, request: Request) -> Response:
         action = rule.action if rule is not None else None
         if isinstance(action, Respond):
             return _direct(action)
         if request.upgrade is not None and request.upgrade.lower() != b"websocket":
             request.upgrade = None
         if isinstance(action, Forward):
-            return await self._forward(action.url, request)
-        if isinstance(action, Transform):
-            values = self._fill_in(action.headers)
+            return await self._forward(action.url, rules, request)
+        headers = action.headers if isinstance(action, Transform) else ()
+        if headers and request.method.upper() in _ECHOED:
+            raise BadMessage("the answer would show what a rule sets", 405)
+        sent = list(request.headers)
+
+        def prepare() -> None:
+            """At the last moment, so that a secret that was changed or removed meanwhile is not sent."""
+            self._check_unchanged(rules)
+            values = self._fill_in(headers)
             replaced = {name for name, _ in values}
             if b"host" in replaced:
                 raise Refused("the host of a request cannot be replaced")
-            request.headers = [item for item in request.headers if item[0] not in replaced] + values
-        return await self._pass_on(request)
+            request.headers = http.without(sent, replaced) + values
+
+        return await self._pass_on(request, prepare)
 
     def _fill_in(self, headers: tuple[tuple[str, str], ...]) -> Headers:
         try:
@@ -185,17 +206,25 @@ class _Connection:
 
     # --- servers -----------------------------------------------------------------------------------------
 
-    async def _pass_on(self, request: Request) -> Response:
+    async def _pass_on(self, request: Request, prepare: Callable[[], None]) -> Response:
         """To the server the client asked for, over a connection kept for this client where possible."""
-        while self._idle and request.length == 0:
+        while self._idle and request.length == 0 and request.method in _REPEATABLE:
+            prepare()
             client = self._idle.pop()
             try:
                 return await client.send(request)
             except (OSError, BadMessage):
                 continue  # closed by the server while it was idle; nothing was lost with an empty body
+        # Looked up and judged anew: the connection to the client may be hours old.
+        await self._egress.find_addresses(self._flow)
         sock = await self._egress.connect(self._flow)
         context = self._inspector.upstream if self._secure else None
         stream = await http.connected(sock, context, self._flow.name)
+        try:
+            prepare()
+        except BaseException:
+            stream.close()
+            raise
         return await http1.Client(stream, self._give_back).send(request)
 
     def _give_back(self, client: http1.Client) -> None:
@@ -204,7 +233,7 @@ class _Connection:
         else:
             client.close()
 
-    async def _forward(self, url: str, request: Request) -> Response:
+    async def _forward(self, url: str, rules: Sequence[Rule] | None, request: Request) -> Response:
         """To somewhere else, with the original request described and signed."""
         parts = urlsplit(url)
         host, secure = parts.hostname or "", parts.scheme == "https"
@@ -218,12 +247,17 @@ class _Connection:
                 audience=url.rstrip("/"), claims=self._egress.identity
             ),
         }
-        request.headers = [item for item in request.headers if item[0].decode("latin-1") not in described]
+        request.headers = http.without(request.headers, (name.encode() for name in described))
         request.headers += [(name.encode(), value.encode("latin-1")) for name, value in described.items()]
         request.target = parts.path.rstrip("/").encode() + request.target
         request.authority = parts.netloc.rpartition("@")[2].encode()
         sock = await self._dial(host, parts.port or (443 if secure else 80))
         stream = await http.connected(sock, self._inspector.upstream if secure else None, host)
+        try:
+            self._check_unchanged(rules)
+        except Refused:
+            stream.close()
+            raise
         return await http1.Client(stream).send(request)
 
     async def _dial(self, host: str, port: int) -> socket.socket:

@@ -23,6 +23,7 @@ who send the requests may both be hostile. The standard library's ``re`` cannot 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -205,6 +206,11 @@ def special_kind(address: Address) -> str | None:
     return None
 
 
+def is_within(address: Address, ranges: Iterable[str]) -> bool:
+    """Whether an address, in either spelling, is in one of these ranges."""
+    return _containing(_unmapped(address), _networks(ranges)) is not None
+
+
 def decide(
     policy: NetworkPolicy,
     *,
@@ -241,12 +247,15 @@ def canonical_path(path: str) -> str:
     """
     if not path.startswith("/"):
         return path or "/"
+    if _BROKEN_ESCAPE.search(path):
+        # Unescaping what follows could complete it, and nobody agrees about what it means before that.
+        refuse("path", "has a '%' that is no escape")
     segments: list[str] = []
     parts = _unescape_unreserved(path).split("/")[1:]
     for part in parts:
-        lowered = part.lower().replace("%5c", "\\").replace("%2f", "\\")
-        if "\\" in lowered and any(piece in (".", "..") for piece in lowered.split("\\")):
-            refuse("path", "hides a dot segment behind an escaped separator")
+        pieces = _SEPARATORS.split(_OVERLONG_DOT.sub(".", part))
+        if part not in (".", "..") and any(_PARAMETERS.split(piece)[0] in (".", "..") for piece in pieces):
+            refuse("path", "hides a dot segment")
         if part == "..":
             del segments[-1:]
         elif part != ".":
@@ -413,6 +422,13 @@ def _labels_match(pattern: list[str], labels: list[str]) -> bool:
     return all(wanted in ("*", label) for wanted, label in zip(pattern, labels, strict=True))
 
 
+_BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
+_SEPARATORS = re.compile(r"\\|%5c|%2f|%c0%af", re.IGNORECASE)
+"""What is a slash to some servers; the last is one in a longer form than UTF-8 permits."""
+_OVERLONG_DOT = re.compile("%c0%ae", re.IGNORECASE)
+_PARAMETERS = re.compile(";|%3b", re.IGNORECASE)
+"""Begins parameters of a segment, which some servers take off before they resolve dots."""
+
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
 
@@ -422,10 +438,6 @@ def _unescape_unreserved(path: str) -> str:
     head, *escapes = path.split("%")
     out = [head]
     for escape in escapes:
-        code, rest = escape[:2], escape[2:]
-        try:
-            character = chr(int(code, 16)) if len(code) == 2 and code.isalnum() else ""
-        except ValueError:
-            character = ""
-        out.append(character + rest if character in _UNRESERVED and character else f"%{escape}")
+        character = chr(int(escape[:2], 16))
+        out.append(character + escape[2:] if character in _UNRESERVED else f"%{escape}")
     return "".join(out)

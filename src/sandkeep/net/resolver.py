@@ -74,7 +74,8 @@ class Resolver:
             return None
         self._cache.move_to_end(name)
         if isinstance(cached[1], Exception):
-            raise cached[1]
+            # A new one: each time one is raised it keeps the frames it passed, and this one is kept.
+            raise type(cached[1])(*cached[1].args)
         return cached[1]
 
     async def resolve(self, name: str) -> tuple[Address, ...]:
