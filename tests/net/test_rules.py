@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from websockets.asyncio.server import Server, ServerConnection, serve
 
-from sandkeep.errors import InvalidRequest
+from sandkeep.errors import InvalidRequest, PathError
 from sandkeep.types import (
     Forward,
     Matcher,
@@ -164,6 +164,34 @@ def test_secrets_are_referred_to_by_name_and_sealed_at_rest(lab: Lab) -> None:
         for name in ("store.db", "store.db-wal"):
             with open(f"{net.data_dir}/{name}", "rb") as handle:
                 assert b"s3cr3t" not in handle.read()
+
+
+@everywhere
+def test_a_session_cannot_be_in_the_way_of_its_policy_and_its_secrets(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        server = Recorder()
+        port = net.serve(server, ssl=authority.server("one.test"))
+        net.do(net.engine.secrets.set(net.project, "key", "first"))
+        rule = Rule(Transform((("x-key", "${secret:key}"),)))
+        hostile = net.box(NetworkPolicy.custom({"one.test": [rule]}))
+        other = net.box(NetworkPolicy.custom({"one.test": [rule]}))
+        status = f"curl -ksS -o /dev/null -w '%{{http_code}}' https://one.test:{port}/"
+        assert hostile.sh(status) == other.sh(status) == "200"
+        # Where the certificate is to be kept there is no room for it.
+        hostile.sh(
+            "sudo rm -rf /usr/local/share/ca-certificates /etc/ssl/certs;"
+            "sudo touch /usr/local/share/ca-certificates /etc/ssl/certs"
+        )
+        net.do(net.engine.secrets.remove(net.project, "key"))
+        assert hostile.sh(status) == other.sh(status) == "403"
+        with pytest.raises(PathError):
+            hostile.policy(NetworkPolicy.custom({"one.test": [Rule(Respond(418))]}))
+        assert hostile.sh(status) == "418"
+        # A list of authorities of any size is not taken into the server's memory.
+        other.sh("sudo truncate -s 100G /etc/ssl/certs/ca-certificates.crt")
+        other.policy(NetworkPolicy.custom({"one.test": [Rule(Respond(418))]}))
+        assert other.sh(status) == "418"
+        assert len(server.requests) == 2
 
 
 @everywhere

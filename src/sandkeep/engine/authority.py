@@ -30,6 +30,7 @@ _BUNDLES: Final = (
 _CERTIFICATE: Final = "/usr/local/share/ca-certificates/sandkeep.crt"
 _TRUST_STORE: Final = "/usr/local/share/ca-certificates/sandkeep.p12"
 _TRUST_STORE_PASSWORD: Final = "changeit"
+_LARGEST_BUNDLE: Final = 16 << 20
 _BUNDLE_VARIABLES: Final = (
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
@@ -67,13 +68,15 @@ class Authority:
         """Have a session's system store trust the authority. Done already is fine."""
         bundles = 0
         complete = True
-        content = b""
+        content: bytes | None
         for path in _BUNDLES:
             try:
                 content = await _read(driver, ref, path)
             except PathError:
                 continue  # not there: another system's place for it
             bundles += 1
+            if content is None:
+                continue  # the session's own doing; it has to trust us by other means
             if self.certificate not in content:
                 complete = False
                 content = content.rstrip(b"\n") + b"\n" + self.certificate
@@ -144,8 +147,11 @@ def _java_trust_store(bundle: bytes) -> bytes:
     return pkcs12.serialize_java_truststore(entries, BestAvailableEncryption(_TRUST_STORE_PASSWORD.encode()))
 
 
-async def _read(driver: Driver, ref: SessionRef, path: str) -> bytes:
-    return b"".join([piece async for piece in driver.read_file(ref, path, root=True)])
+async def _read(driver: Driver, ref: SessionRef, path: str) -> bytes | None:
+    """A file of the session's; ``None`` when it is larger than any list of authorities."""
+    pieces = driver.read_file(ref, path, root=True, length=_LARGEST_BUNDLE + 1)
+    content = b"".join([piece async for piece in pieces])
+    return content if len(content) <= _LARGEST_BUNDLE else None
 
 
 async def _write(driver: Driver, ref: SessionRef, path: str, content: bytes) -> None:

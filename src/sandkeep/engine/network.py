@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _START_SECONDS: Final = 30.0
 _ANSWER_SECONDS: Final = 15.0
 _BACKOFF: Final = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
+_SERVED: Final = (SessionStatus.PENDING, SessionStatus.RUNNING)
 _RESOLV_CONF: Final = "/etc/resolv.conf"
 
 
@@ -171,7 +172,7 @@ class Network:
         active = [
             session
             for session in self._context.store.sessions.active_on_host(self._context.driver.host)
-            if session.status in (SessionStatus.PENDING, SessionStatus.RUNNING)
+            if session.status in _SERVED
         ]
         for session in active:
             if session.id in self._known:
@@ -303,13 +304,20 @@ class Network:
         }
 
     async def refresh_secret(self, project: str, name: str) -> None:
-        """A secret changed: sessions that use it get the new value."""
+        """A secret changed: sessions that use it get the new value, those still starting too."""
         for session in self._context.store.sessions.active_on_host(self._context.driver.host):
-            if session.project != project or session.status is not SessionStatus.RUNNING:
+            if session.project != project or session.status not in _SERVED:
                 continue
             used = {used for used, _ in secrets.references(policies.from_stored(session.network_policy))}
-            if name in used:
-                await self.set_policy(session)
+            if name not in used:
+                continue
+            try:
+                # Nothing inside is touched: no session can be in the way of what its network may say.
+                await self._ask(await self.ready(), "update", **self._with_policy(session))
+            except NotFound:
+                continue  # it is ending, or will be registered with what the store has then
+            except TransportError:
+                await self.ready()  # the next netd reads the row
 
     async def _trust(self, session: Session) -> None:
         """Have a session trust our authority before its first request is inspected."""
@@ -352,12 +360,13 @@ class Network:
         """Put the policy of a session's row in force, for what is open too."""
         channel = await self.ready()
         try:
-            await self._trust(session)
             await self._ask(channel, "update", **self._with_policy(session))
         except NotFound:
             await self._register(channel, session)
         except TransportError:
             await self.ready()  # the next netd reads the row
+        # Only now: the session's own files decide how this goes, and not whether a policy is in force.
+        await self._trust(session)
 
     async def detach(self, session: str) -> None:
         """A session is over: count its last bytes and forget it."""
