@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from sandkeep import sync
 from sandkeep.errors import Conflict, HostCannot, TransportError
 from sandkeep.server import embedded
 from tests.patience import ENOUGH
@@ -150,3 +152,18 @@ def test_a_server_nobody_uses_ends(data: Path) -> None:
     assert done.returncode == 0
     assert "why=idle" in done.stderr
     assert not (data / "server.sock").exists() and not (data / "server.json").exists()
+
+
+def test_a_client_that_waits_for_an_answer_starts_another_server_when_this_one_dies(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SANDKEEP_URL", raising=False)
+    monkeypatch.setenv("SANDKEEP_HOME", str(data))
+    with sync.Client() as client, client.create_sandbox() as box:
+        pid = server_pid(data)
+        os.kill(pid, signal.SIGSTOP)  # so that the request has been sent and not answered when it dies
+        timer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        assert box.refresh().status == "running"
+        timer.join()
+        assert server_pid(data) != pid

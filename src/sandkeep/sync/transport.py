@@ -135,14 +135,16 @@ class Transport:
             body = encode(json)
         replay = replay or method in ("GET", "HEAD")
         self._first_contact()
-        attempt = 0
+        attempt = recovered = 0
         while True:
             attempt += 1
             try:
                 with self._exchange(method, path, query, body, headers, timeout) as answer:
                     data = b"".join([piece for piece in answer.pieces])
             except ServerUnreachable as error:
-                self._recover(attempt, error)
+                # Counted by itself: the server may have ended under an earlier attempt.
+                recovered += 1
+                self._recover(recovered, error)
                 continue
             except RequestTimeout:
                 raise

@@ -134,14 +134,16 @@ class Transport:
             body = encode(json)
         replay = replay or method in ("GET", "HEAD")
         await self._first_contact()
-        attempt = 0
+        attempt = recovered = 0
         while True:
             attempt += 1
             try:
                 async with self._exchange(method, path, query, body, headers, timeout) as answer:
                     data = b"".join([piece async for piece in answer.pieces])
             except ServerUnreachable as error:
-                await self._recover(attempt, error)
+                # Counted by itself: the server may have ended under an earlier attempt.
+                recovered += 1
+                await self._recover(recovered, error)
                 continue
             except RequestTimeout:
                 raise
