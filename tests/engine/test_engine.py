@@ -20,6 +20,7 @@ from sandkeep.errors import (
     LimitReached,
     NameTaken,
     NotFound,
+    SandkeepError,
     SessionStopped,
     SnapshotGone,
     TimeoutInvalid,
@@ -276,6 +277,43 @@ def test_a_drive_is_written_by_one_session_and_read_by_many(lab: EngineLab) -> N
     assert fork.parent == lab.engine.drives.get(lab.project, "shared").id
     third = lab.create("third", mounts={"/data": Mount("branch", MountMode.READ_WRITE)})
     assert lab.sh(third.session.id, "cat /data/f") == "v2\n"
+
+
+def test_a_drives_own_directory_keeps_its_attributes(lab: EngineLab) -> None:
+    lab.do(lab.engine.drives.get_or_create(lab.project, "marked", region="iad1"))
+    started = lab.create("marking", mounts={"/own": Mount("marked", MountMode.READ_WRITE)})
+    look = 'stat -c %a /own /; python3 -c \'import os; print(os.listxattr("/own"), os.listxattr("/"))\''
+    mark = 'sudo python3 -c \'import os; [os.setxattr(d, "user.a", b"v") for d in ("/own", "/")]\''
+    for change, seen in (
+        ("touch /own/f", "755\n755\n[] []\n"),
+        ("sudo chmod 751 /own /", "751\n751\n[] []\n"),
+        (mark, "751\n751\n['user.a'] ['user.a']\n"),
+        ("true", "751\n751\n['user.a'] ['user.a']\n"),
+    ):
+        lab.sh(started.session.id, change)
+        assert lab.sh(started.session.id, look) == seen
+        lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+        started = lab.do(lab.engine.sandboxes.resume(lab.project, "marking"))
+        assert lab.sh(started.session.id, look) == seen
+    before = lab.engine.drives.get(lab.project, "marked").layer
+    lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+    assert lab.engine.drives.get(lab.project, "marked").layer == before  # nothing new, no new layer
+
+
+def test_a_session_that_cannot_start_keeps_nothing_of_a_drive(lab: EngineLab) -> None:
+    lab.do(lab.engine.drives.get_or_create(lab.project, "shown", region="iad1"))
+    first = lab.create("showing", mounts={"/shown": Mount("shown", MountMode.READ_WRITE)})
+    lab.sh(first.session.id, "echo s > /shown/f")
+    lab.do(lab.engine.sessions.stop(lab.project, first.session.id))
+    with pytest.raises(SandkeepError):
+        lab.create("cannot", mounts={"/etc/passwd": Mount("shown", MountMode.SNAPSHOT)})
+    drive = lab.engine.drives.get(lab.project, "shown")
+
+    def holders() -> list[str]:
+        found: list[str] = lab.do(lab.engine.storage.call("layer.holders"))["layers"][drive.layer]
+        return found
+
+    until(lambda: holders() == [drive.id])
 
 
 def test_snapshots_of_any_kind_hold_nothing_of_the_drives(lab: EngineLab) -> None:

@@ -122,6 +122,13 @@ async def _shorten(context: Context, layer: str) -> None:
         pass  # deleted meanwhile
 
 
+async def let_go(context: Context, session: Session) -> None:
+    """Forget what a session that never ran was to see; what it was to write, its end gives back by itself."""
+    if any(how.mode != "read-write" for how in session.mounts.values()):
+        await context.storage.call("layer.release-all", holder=session.id)
+        context.spawn(collect(context), "collect layers", finish=True)
+
+
 async def detach(context: Context, session: Session) -> None:
     """Make what an ended session wrote to its drives their content, and let go of them. Can be repeated."""
     read = False

@@ -128,6 +128,9 @@ class Sessions:
                 stop_reason=str(error),
             )
             self._context.event("session.failed", session, error=str(error))
+            self._context.spawn(
+                drives.let_go(self._context, session), f"let go of drives of {session.id}", finish=True
+            )
             raise
         now = self._context.now_ms()
         session = self._store.sessions.move(

@@ -22,6 +22,7 @@ from sandkeep.host.layers.store import LayerStore
 from sandkeep.host.layers.tree import remove_tree
 from sandkeep.host.rootfs import Flavour, Rootfs, Slot
 from sandkeep.supervisor import protocol
+from sandkeep.supervisor.copying import own_attributes
 
 _THREADS: Final = 8
 _DEEPEST: Final = 200
@@ -102,7 +103,7 @@ class Worker:
         source = f"{self._data_dir}/sessions/{session}/fs/{slot}"
         target = f"{self._data_dir}/sessions/{apart}/fs"
         if os.path.isdir(source):
-            if not os.listdir(source) and parent is not None:
+            if parent is not None and self._unchanged(source, parent):
                 os.rmdir(source)
                 return {"published": False}
             os.makedirs(target, mode=0o700, exist_ok=True)
@@ -110,6 +111,15 @@ class Worker:
         layer = self._layers.publish(apart, parent=parent, **arguments)
         remove_tree(f"{self._data_dir}/sessions/{apart}")
         return {"published": True, "layer": _plain(layer)}
+
+    def _unchanged(self, slot: str, parent: str) -> bool:
+        """Whether a drive's new layer would show just what is below: nothing in it, the same attributes."""
+        if os.listdir(slot):
+            return False
+        (below,) = self._layers.compose(self._drive(), parent).slots
+        now, before = os.stat(slot), os.stat(below.lowers[0].path)
+        same = (now.st_mode, now.st_uid, now.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+        return same and own_attributes(slot) == own_attributes(below.lowers[0].path)
 
     def discard_slot(self, report: Report, *, session: str, slot: str) -> dict[str, Any]:
         """Keep one slot of an ended session out of the layer the rest of it may become."""

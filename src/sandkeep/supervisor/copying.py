@@ -162,6 +162,15 @@ def read_xattrs(fd: int) -> dict[str, bytes]:
     return {name: os.getxattr(fd, name) for name in os.listxattr(fd)}
 
 
+def own_attributes(path: str) -> dict[str, bytes]:
+    """The extended attributes a session can have given a file, without those overlayfs keeps there."""
+    return {
+        name: os.getxattr(path, name)
+        for name in os.listxattr(path)
+        if name.startswith(("user.", "system.posix_acl_")) and not name.startswith("user.overlay.")
+    }
+
+
 def apply_attributes(fd: int, status: os.stat_result, xattrs: dict[str, bytes], *, stale: set[str]) -> None:
     """Owner first, it clears set-id bits and capabilities; times last, everything else moves them."""
     os.fchown(fd, status.st_uid, status.st_gid)

@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import zlib
+from contextlib import suppress
 from typing import Any, Final
 
 from sandkeep.errors import InternalError, IsolationUnavailable, SandkeepError
@@ -28,6 +29,7 @@ from sandkeep.linux.syscalls import (
     CLONE_NEWUSER,
     CLONE_NEWUTS,
 )
+from sandkeep.supervisor.copying import own_attributes
 
 BARRIERS: Final = (
     "user-namespace",
@@ -95,6 +97,12 @@ class Host:
                 if group.capabilities["kill"].usable:
                     group.kill()
                 group.remove()
+        # After the groups: these say whose they were.
+        ready = f"{self.data_dir}/ready"
+        for name in os.listdir(ready) if os.path.isdir(ready) else ():
+            if not _is_locked(f"{ready}/{name}"):
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{ready}/{name}")
 
 
 def _is_locked(path: str) -> bool:
@@ -234,6 +242,8 @@ def _take_after(upper: str, layer: str) -> None:
     """An overlay's root has the attributes of its upper, not of what is below as everything else has."""
     before = os.stat(layer)
     os.chown(upper, before.st_uid, before.st_gid)
+    for name, value in own_attributes(layer).items():
+        os.setxattr(upper, name, value)
     os.chmod(upper, before.st_mode & 0o7777)
     os.utime(upper, ns=(before.st_atime_ns, before.st_mtime_ns))
 
