@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tracemalloc
 from typing import NamedTuple
 
 import pytest
@@ -118,3 +119,48 @@ def test_a_body_that_comes_in_one_piece_with_its_head_is_passed_on() -> None:
     assert seen.passed[0].startswith(b"POST /x HTTP/1.1\r\n") and b"hello" in seen.passed[0]
     assert ask().passed[0].startswith(b"GET /x HTTP/1.1\r\n")
     assert ask({b":method": b"OPTIONS", b":path": b"*"}).passed[0].startswith(b"OPTIONS * HTTP/1.1\r\n")
+
+
+async def in_crumbs(count: int, *, narrow: bool) -> tuple[int, int]:
+    """Send a body byte by byte to a proxy that cannot pass it on: the memory that takes, the window left."""
+    asked = asyncio.Event()
+
+    async def respond(request: Request) -> Response:
+        asked.set()
+        await asyncio.sleep(ENOUGH)
+        return http.plain(504)
+
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    stream = await http.accepted(near)
+    serving = asyncio.create_task(http2.serve(stream, respond, scheme=b"http", narrow=narrow))
+    client = H2Connection()
+    client.initiate_connection()
+    client.send_headers(1, [*HEAD.items()])
+    reader, writer = await asyncio.open_connection(sock=far)
+    try:
+        async with asyncio.timeout(ENOUGH):
+            writer.write(client.data_to_send())
+            await asked.wait()
+            client.receive_data(await reader.read(65_536))
+            window = client.outbound_flow_control_window
+            tracemalloc.start()
+            writer.write(b"\0\0\1\0\0\0\0\0\1x" * count + b"\0\0\x08\x06\0\0\0\0\0" + b"answered")
+            while b"answered" not in await reader.read(65_536):
+                pass
+            kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        writer.close()
+        stream.close()
+        await asyncio.sleep(0.01)  # for the transports to be gone
+    return kept, window
+
+
+@pytest.mark.parametrize(("narrow", "window"), [(False, 4 << 20), (True, 65_535)])
+def test_a_body_in_crumbs_takes_no_more_memory_than_its_size(narrow: bool, window: int) -> None:
+    kept, given = asyncio.run(in_crumbs(20_000, narrow=narrow))
+    assert kept < 1_000_000
+    assert given == window

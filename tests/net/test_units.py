@@ -18,7 +18,7 @@ from sandkeep.net import dns, http, http1, sniff
 from sandkeep.net.audit import Audit, SessionAudit
 from sandkeep.net.egress import Refused, World
 from sandkeep.net.names import RANGE, FakeNames
-from sandkeep.net.resolver import ResolveFailed, Resolver, name_servers
+from sandkeep.net.resolver import ResolveFailed, Resolver, Share, name_servers
 from sandkeep.net.secrets import fill_in, references
 from sandkeep.net.sniff import Kind
 from sandkeep.types import NetworkPolicy, Rule, Transform
@@ -253,3 +253,24 @@ def test_texts_in_events_have_an_end() -> None:
     SessionAudit("s", audit).record("network.request", method="A" * 30_000, status=200)
     events, _ = audit.take(1)
     assert events[0]["data"] == {"method": "A" * 512, "status": 200}
+
+
+def test_names_nobody_answers_for_are_one_sessions_problem() -> None:
+    async def check() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+            silent.bind(("127.0.0.1", 0))
+            place = f"127.0.0.1#{silent.getsockname()[1]}"
+            resolver = Resolver([place], {"own.test": ["192.0.2.1"]})
+            hostile, other = Share(resolver), Share(resolver)
+            waiting = [asyncio.create_task(hostile.resolve(f"n{number}.test")) for number in range(200)]
+            # Names that are asked for already cost nothing more.
+            waiting += [asyncio.create_task(hostile.resolve("n0.test")) for _ in range(200)]
+            asked = asyncio.create_task(other.resolve("real.test"))
+            await asyncio.sleep(0.1)
+            assert len([task for task in waiting if task.done()]) == 72
+            assert not asked.done() and await hostile.resolve("own.test") == (ip_address("192.0.2.1"),)
+            for task in (*waiting, asked):
+                task.cancel()
+            await asyncio.gather(*waiting, asked, return_exceptions=True)
+
+    asyncio.run(check())

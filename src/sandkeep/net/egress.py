@@ -27,7 +27,7 @@ from sandkeep.net.audit import Audit, SessionAudit
 from sandkeep.net.names import RANGE, FakeNames
 from sandkeep.net.policy import Address, Decision, Judge, Verdict, is_within
 from sandkeep.net.relay import Pipes, Relay, has_urgent, in_line, keep_alive, reset_on_close
-from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver
+from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver, Share
 from sandkeep.net.responder import Responder
 from sandkeep.types import NetworkPolicy, PolicyMode, Rule
 
@@ -148,9 +148,12 @@ class Egress:
         """Values the policy's rules refer to."""
         self.identity: Mapping[str, Any] = {}
         """Whose session this is, for those who receive its forwarded requests."""
+        self.http2 = 0
+        """Connections that speak HTTP/2 with us."""
+        self.resolver = Share(world.resolver)
         self._responder = Responder(
             self._names,
-            world.resolver,
+            self.resolver,
             self.audit,
             lambda name: self._judge.decide(name=name, address=None, port=_DNS),
             burst=world.limits.dns_burst,
@@ -335,7 +338,7 @@ class Egress:
         """Resolve the flow's name to the addresses the policy lets it have."""
         assert flow.name is not None
         self._decide(flow, None)
-        addresses = await self.world.resolver.resolve(flow.name)
+        addresses = await self.resolver.resolve(flow.name)
         allowed = []
         refused: Refused | None = None
         for address in addresses:

@@ -8,7 +8,6 @@ are read; streams, header sizes, resets and pings that cost us and not the clien
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -34,15 +33,20 @@ from sandkeep.net.http import BadMessage, Headers, Request, Respond, Response, S
 
 _STREAMS: Final = 64
 _STREAM_WINDOW: Final = 256 << 10
+_LEAST_WINDOW: Final = 65_535
+"""What the protocol gives every connection."""
 _CONNECTION_WINDOW: Final = 4 << 20
 _UPGRADES: Final = frozenset(
     {b"connection", b"upgrade", b"keep-alive", b"proxy-connection", b"transfer-encoding"}
 )
 
 
-async def serve(stream: Stream, respond: Respond, *, scheme: bytes) -> None:
-    """Answer requests until either side ends. Does not close the stream."""
-    server = _Server(stream, respond, scheme)
+async def serve(stream: Stream, respond: Respond, *, scheme: bytes, narrow: bool = False) -> None:
+    """Answer requests until either side ends. Does not close the stream.
+
+    ``narrow`` takes no more from the client ahead of the server than the protocol demands.
+    """
+    server = _Server(stream, respond, scheme, _LEAST_WINDOW if narrow else _CONNECTION_WINDOW)
     try:
         await server.run()
     finally:
@@ -54,7 +58,10 @@ class _Exchange:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.received: deque[tuple[bytes, int]] = deque()
+        self.received = bytearray()
+        """In one piece, however small those were that came: each by itself would cost many times its size."""
+        self.credit = 0
+        """To give back for it, padding included."""
         self.bodiless = False
         """Ended by its head. When it is looked at, ``ended`` may be true of a request with a body."""
         self.ended = False
@@ -63,7 +70,8 @@ class _Exchange:
 
 
 class _Server:
-    def __init__(self, stream: Stream, respond: Respond, scheme: bytes) -> None:
+    def __init__(self, stream: Stream, respond: Respond, scheme: bytes, window: int) -> None:
+        self._window = window
         self._stream = stream
         self._respond = respond
         self._scheme = scheme
@@ -85,7 +93,8 @@ class _Server:
 
     async def run(self) -> None:
         self._connection.initiate_connection()
-        self._connection.increment_flow_control_window(_CONNECTION_WINDOW - 65_535)
+        if self._window > _LEAST_WINDOW:
+            self._connection.increment_flow_control_window(self._window - _LEAST_WINDOW)
         await self._flush()
         patience = http.HEAD_SECONDS
         while True:
@@ -139,7 +148,8 @@ class _Server:
                 return
             if not event.data:
                 self._spend()
-            found.received.append((bytes(event.data), event.flow_controlled_length))
+            found.received += event.data
+            found.credit += event.flow_controlled_length
             found.news.set()
         elif isinstance(event, StreamEnded):
             found = self._exchanges.get(event.stream_id)
@@ -192,8 +202,7 @@ class _Server:
             if response is not None:
                 response.done()
             self._exchanges.pop(exchange.number, None)
-            for _, credit in exchange.received:
-                self._give_back(credit, exchange.number)
+            self._give_back(exchange.credit, exchange.number)
             try:
                 await self._flush()
             except (OSError, TimeoutError):
@@ -243,11 +252,13 @@ class _Server:
 
     async def _body(self, exchange: _Exchange) -> AsyncIterator[bytes]:
         while True:
-            while exchange.received:
-                data, credit = exchange.received.popleft()
+            while exchange.credit:
+                data, credit = bytes(exchange.received), exchange.credit
+                exchange.received.clear()
                 if data:
                     yield data
                 # Only now: whoever asked for the next piece has passed this one on.
+                exchange.credit -= credit
                 self._give_back(credit, exchange.number)
                 await self._flush()
             if exchange.ended:

@@ -19,12 +19,14 @@ from sandkeep.errors import HostCannot, InvalidRequest
 from sandkeep.net import http, http1, http2, policy, secrets, sniff
 from sandkeep.net.egress import Egress, Flow, Refused, dial
 from sandkeep.net.http import BadMessage, Headers, Request, Response
-from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver
+from sandkeep.net.resolver import NoSuchName, ResolveFailed
 from sandkeep.net.tls import Leaves
 from sandkeep.net.tokens import Signer
 from sandkeep.types import Forward, Respond, Rule, Transform
 
 _MOST_IDLE: Final = 8
+_WIDE: Final = 16
+"""HTTP/2 connections of a session that may have megabytes under way; the others together must not."""
 _LONGEST_PATH: Final = 512
 _REPEATABLE: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"})
 """Methods that mean the same when a server hears them twice."""
@@ -35,10 +37,9 @@ _ECHOED: Final = frozenset({b"TRACE", b"TRACK"})
 class Inspector:
     """What all inspected connections share."""
 
-    def __init__(self, leaves: Leaves, upstream: ssl.SSLContext, resolver: Resolver, signer: Signer) -> None:
+    def __init__(self, leaves: Leaves, upstream: ssl.SSLContext, signer: Signer) -> None:
         self._leaves = leaves
         self.upstream = upstream
-        self.resolver = resolver
         self.signer = signer
 
     async def serve(self, egress: Egress, flow: Flow, kind: sniff.Kind) -> None:
@@ -54,7 +55,12 @@ class Inspector:
         scheme = b"https" if context is not None else b"http"
         try:
             if kind is sniff.Kind.HTTP2 or stream.protocol == "h2":
-                await http2.serve(stream, connection.respond, scheme=scheme)
+                egress.http2 += 1
+                try:
+                    narrow = egress.http2 > _WIDE
+                    await http2.serve(stream, connection.respond, scheme=scheme, narrow=narrow)
+                finally:
+                    egress.http2 -= 1
             else:
                 await http1.serve(stream, connection.respond, scheme=scheme)
         except Exception as error:
@@ -262,7 +268,7 @@ class _Connection:
 
     async def _dial(self, host: str, port: int) -> socket.socket:
         """The policy's author names this place, so only what nobody may reach is out of reach."""
-        addresses = await self._inspector.resolver.resolve(host.lower())
+        addresses = await self._egress.resolver.resolve(host.lower())
         failure: Exception = Refused(f"{host} has no address that may be reached")
         for address in addresses:
             if not self._egress.world.open_to_all(address, port):

@@ -185,7 +185,7 @@ class Daemon:
         leaves = tls.Leaves(given["certificate"].encode(), given["key"].encode())
         signer = tokens.Signer(given["token_key"].encode(), given["issuer"])
         self._authority = given
-        return inspect.Inspector(leaves, upstream, self.world.resolver, signer).serve
+        return inspect.Inspector(leaves, upstream, signer).serve
 
     def _register(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """Take over a session's listeners. What was known about it before is replaced."""

@@ -21,7 +21,8 @@ from sandkeep.net import dns
 from sandkeep.net.dns import Address
 
 _MOST_CACHED: Final = 8192
-_MOST_PENDING: Final = 512
+_MOST_PENDING: Final = 2048
+_MOST_PER_SHARE: Final = 128
 _SHORTEST, _LONGEST, _FAILED = 5.0, 300.0, 2.0
 _TRY_SECONDS: Final = 2.0
 _TRIES: Final = 2
@@ -137,6 +138,31 @@ class Resolver:
             if answer.rcode in (dns.OK, dns.NO_SUCH_NAME):
                 return answer
         raise ResolveFailed(f"no name server answered for {name}")
+
+
+class Share:
+    """One session's part of a resolver: names nobody answers for are its own problem, and not all others'."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._waiting: dict[str, int] = {}
+
+    def known(self, name: str) -> tuple[Address, ...] | None:
+        return self._resolver.known(name)
+
+    async def resolve(self, name: str) -> tuple[Address, ...]:
+        known = self._resolver.known(name)
+        if known is not None:
+            return known
+        if name not in self._waiting and len(self._waiting) >= _MOST_PER_SHARE:
+            raise ResolveFailed("too many names are being resolved")
+        self._waiting[name] = self._waiting.get(name, 0) + 1
+        try:
+            return await self._resolver.resolve(name)
+        finally:
+            self._waiting[name] -= 1
+            if not self._waiting[name]:
+                del self._waiting[name]
 
 
 def _endpoint(server: str) -> tuple[str, int]:

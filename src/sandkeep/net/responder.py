@@ -18,7 +18,7 @@ from sandkeep.net import dns
 from sandkeep.net.audit import Bucket, SessionAudit
 from sandkeep.net.names import RANGE, TTL, FakeNames
 from sandkeep.net.policy import Decision, Verdict
-from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver
+from sandkeep.net.resolver import NoSuchName, ResolveFailed, Share
 
 _LOOPBACK: Final[dict[int, dns.Address]] = {dns.A: IPv4Address("127.0.0.1"), dns.AAAA: IPv6Address("::1")}
 _KINDS: Final = {dns.A: "A", dns.AAAA: "AAAA", dns.PTR: "PTR", 16: "TXT", 15: "MX", 33: "SRV", 65: "HTTPS"}
@@ -43,7 +43,7 @@ class Responder:
     def __init__(
         self,
         names: FakeNames,
-        resolver: Resolver,
+        resolver: Share,
         audit: SessionAudit,
         judge: Judge,
         *,
