@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from sandkeep.errors import (
     ExecutableNotFound,
     ImageError,
     InvalidRequest,
+    LayerError,
     LimitReached,
     NameTaken,
     NotFound,
@@ -26,6 +28,7 @@ from sandkeep.errors import (
     TimeoutInvalid,
 )
 from sandkeep.store.rows import ProcessStatus, SessionStatus, SnapshotMethod
+from sandkeep.supervisor.outputlog import Chunk
 from sandkeep.supervisor.process import now_ms
 from sandkeep.types import Mount, MountMode, SandboxSpec, SnapshotRetention, SnapshotSource
 from tests.engine.englab import EngineLab
@@ -387,6 +390,58 @@ def test_observed_processes_have_the_same_records_and_logs(lab: EngineLab) -> No
     ended = lab.engine.processes.finish(lab.project, started.session.id, process.id, exit_code=0)
     assert ended.status is ProcessStatus.EXITED
     assert lab.text(started.session.id, process.id) == b"0\n1\n2\n"
+
+
+def test_output_of_an_observed_process_is_followed_to_its_end_and_goes_with_its_sandbox(
+    lab: EngineLab,
+) -> None:
+    session = lab.create("followed").session.id
+    processes = lab.engine.processes
+    many = [processes.observe(lab.project, session, command="elsewhere").id for _ in range(100)]
+
+    async def append() -> None:
+        for number in range(3):
+            for process in many:
+                processes.append(lab.project, session, process, stream="stdout", data=b"%d\n" % number)
+            await asyncio.sleep(0.05)
+        processes.finish(lab.project, session, many[0], exit_code=0)
+
+    async def follow() -> bytes:
+        items = processes.output(lab.project, session, many[0])
+        return b"".join([item.data async for item in items if isinstance(item, Chunk)])
+
+    before = len(os.listdir("/proc/self/fd"))
+    assert lab.all(follow(), append()) == [b"0\n1\n2\n", None]
+    assert len(os.listdir("/proc/self/fd")) - before < 80
+    assert lab.do(_first(processes.output(lab.project, session, many[1], follow=False))) is not None
+    lab.do(lab.engine.sandboxes.destroy(lab.project, "followed"))
+    kept = f"{lab.data_dir}/observed"
+    until(lambda: lab.do(asyncio.sleep(0.01)) or not {*many} & {*os.listdir(kept)})
+
+
+async def _first(items: AsyncIterator[object]) -> object:
+    return await anext(items)
+
+
+def test_a_snapshot_that_cannot_be_synced_keeps_no_other_waiting(
+    lab: EngineLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for name in ("bad", "good"):
+        session = lab.create(f"sync-{name}").session.id
+        _, snapshot = lab.do(lab.engine.sessions.snapshot(lab.project, session))
+        made.append(snapshot)
+    call = lab.engine.storage.call
+
+    async def refuse(operation: str, **body: Any) -> dict[str, Any]:
+        if operation == "layer.measure" and body["layer"] == made[0].layer:
+            raise LayerError("the layer is damaged")
+        return await call(operation, **body)
+
+    monkeypatch.setattr(lab.engine.storage, "call", refuse)
+    lab.do(lab.engine.upkeep.turn())
+    assert lab.engine.snapshots.get(lab.project, made[1].id).synced_ms
+    assert any(note == "upkeep failed" and facts["about"] == made[0].id for note, facts in lab.log)
 
 
 def test_limits_per_project_are_stated_and_enforced(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any, Final, TypeVar
@@ -80,8 +81,17 @@ class Context:
     def ref(self, session: Session) -> SessionRef:
         return SessionRef(session.host, session.id, session.generation)
 
+    def observed_directory(self, process: str) -> str:
+        """Where the output is kept of a process that runs elsewhere."""
+        return f"{self.data_dir}/observed/{process}"
+
+    async def remove_observed(self, processes: Iterable[str]) -> None:
+        for process in processes:
+            await asyncio.to_thread(shutil.rmtree, self.observed_directory(process), ignore_errors=True)
+
     async def remove_session(self, session: str) -> None:
         """Delete everything an ended session left on its host."""
+        await self.remove_observed(self.store.processes.observed(session))
         ref = SessionRef(self.driver.host, session)
         try:
             await self.driver.forget(ref)

@@ -111,6 +111,14 @@ class Engine:
                 if (await self.driver.state(ref))["status"] == "running":
                     await self.driver.stop(ref, reason="no record of this session")
                 await self._context.remove_session(ref.session)
+        observed = os.path.join(self._context.data_dir, "observed")
+        names = os.listdir(observed) if os.path.isdir(observed) else []
+        await self._context.remove_observed([name for name in names if self._is_stray(name)])
+
+    def _is_stray(self, process: str) -> bool:
+        found = self.store.processes.find(process)
+        session = None if found is None else self.store.sessions.find(found.session)
+        return session is None or session.sandbox is None
 
 
 _ENDED = (SessionStatus.STOPPED, SessionStatus.FAILED, SessionStatus.ABORTED)

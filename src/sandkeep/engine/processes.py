@@ -25,6 +25,11 @@ _LONGEST_COMMAND: Final = 1000
 """Characters of a command line in an event; its record has all of it."""
 
 
+_OPEN_LOGS: Final = 64
+"""Of observed processes, at once."""
+_LOOK_SECONDS: Final = 5.0
+
+
 class _Running(NamedTuple):
     """A process of ours that has not ended: where, and who waits for its end on behalf of everybody."""
 
@@ -38,6 +43,8 @@ class Processes:
         self._sessions = sessions
         self._store = context.store
         self._observed: dict[str, OutputWriter] = {}
+        self._news: dict[str, asyncio.Event] = {}
+        """Of observed processes whose output somebody follows."""
         self._running: dict[tuple[str, str, str], _Running] = {}
         """By project, session and process. What is in here need not be looked up in the store."""
 
@@ -168,10 +175,12 @@ class Processes:
         running = self._running.get((project, session, process))
         if running is None and self.get(project, session, process).kind is ProcessKind.OBSERVED:
             with OutputReader(self._observed_directory(process), offset) as reader:
-                while items := reader.read():
-                    for item in items:
-                        yield item
-            return
+                while True:
+                    while items := reader.read():
+                        for item in items:
+                            yield item
+                    if not follow or reader.ended or not await self._more(project, session, process):
+                        return
         ref = running.ref if running is not None else self._context.ref(self._sessions.get(project, session))
         async for item in self._context.driver.output(ref, process, offset=offset, follow=follow):
             yield item
@@ -219,7 +228,25 @@ class Processes:
     # --- observed ----------------------------------------------------------------------------------------
 
     def _observed_directory(self, process: str) -> str:
-        return f"{self._context.data_dir}/observed/{process}/output"
+        return f"{self._context.observed_directory(process)}/output"
+
+    async def _more(self, project: str, session: str, process: str) -> bool:
+        """Wait until an observed process has printed more or ended; False when neither can happen."""
+        news = self._news.setdefault(process, asyncio.Event())
+        while self.get(project, session, process).status is ProcessStatus.RUNNING:
+            try:
+                await asyncio.wait_for(news.wait(), _LOOK_SECONDS)
+                return True
+            except TimeoutError:
+                if not os.path.isdir(self._context.observed_directory(process)):
+                    break  # its sandbox was destroyed
+        self._news.pop(process, None)
+        return False
+
+    def _tell(self, process: str) -> None:
+        news = self._news.pop(process, None)
+        if news is not None:
+            news.set()
 
     def observe(
         self, project: str, session: str, *, command: str, args: Sequence[str] = (), cwd: str = "/"
@@ -237,7 +264,7 @@ class Processes:
             cwd=cwd,
             started_ms=now,
         )
-        os.makedirs(os.path.dirname(self._observed_directory(process.id)), mode=0o700, exist_ok=True)
+        os.makedirs(self._context.observed_directory(process.id), mode=0o700, exist_ok=True)
         self._store.processes.add(process)
         return process
 
@@ -249,6 +276,7 @@ class Processes:
             raise InvalidRequest("stream is stdout or stderr", field="stream")
         writer = self._writer(found)
         writer.append(streams[stream], data)
+        self._tell(process)
         return writer.offset
 
     def finish(
@@ -260,6 +288,7 @@ class Processes:
         writer.end()
         writer.close()
         del self._observed[process]
+        self._tell(process)
         status = ProcessStatus.EXITED if exit_code is not None else ProcessStatus.FAILED
         return self._store.processes.finish(
             found,
@@ -280,12 +309,15 @@ class Processes:
         return found
 
     def _writer(self, process: Process) -> OutputWriter:
-        writer = self._observed.get(process.id)
+        writer = self._observed.pop(process.id, None)
         if writer is None:
             writer = OutputWriter.reopen(
                 self._observed_directory(process.id), cap=self._context.settings.log_cap_bytes
             )
-            self._observed[process.id] = writer
+        # The last used comes last. One that is never finished must not hold a descriptor for ever.
+        self._observed[process.id] = writer
+        while len(self._observed) > _OPEN_LOGS:
+            self._observed.pop(next(iter(self._observed))).close()
         return writer
 
 

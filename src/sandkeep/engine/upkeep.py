@@ -1,13 +1,14 @@
 """What the engine does by itself: missed deadlines, idle sessions, expiry, durability, garbage.
 
 One task, woken by a clock. Each chore is small, can be cut off at any point and picked up at the next turn,
-and fails alone: its error is logged and the others go on.
+and fails alone, for one sandbox alone: its error is logged and the others go on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from sandkeep.engine.context import Context
 from sandkeep.engine.sessions import Sessions
@@ -51,26 +52,38 @@ class Upkeep:
             except Exception as error:
                 self._context.log("upkeep failed", chore=chore.__name__, error=repr(error))
 
+    @contextmanager
+    def _alone(self, chore: str, about: str) -> Iterator[None]:
+        """What fails for one is tried again at the next turn, and keeps nobody else waiting."""
+        try:
+            yield
+        except Exception as error:
+            self._context.log("upkeep failed", chore=chore, about=about, error=repr(error))
+
     async def _sync_snapshots(self) -> None:
         """Measure new snapshots and make them safe from loss of power, then let retention rules act."""
         for snapshot in self._store.snapshots.unsynced_everywhere():
-            try:
-                layer = await self._context.storage.call("layer.sync", layer=snapshot.layer)
-                measured = await self._context.storage.call("layer.measure", layer=snapshot.layer)
-            except LayerError:
-                if self._store.snapshots.get(snapshot.project, snapshot.id).status is SnapshotStatus.CREATED:
-                    raise
-                continue  # deleted while we were getting to it
-            now = layer["synced_ms"] or self._context.now_ms()
-            self._store.snapshots.mark_synced(
-                snapshot.project, snapshot.id, size_bytes=measured["size_bytes"], now_ms=now
-            )
-            if snapshot.sandbox is not None:
-                sandbox = self._store.sandboxes.find_by_id(snapshot.project, snapshot.sandbox)
-                if sandbox is not None:
-                    async with self._context.lock(sandbox.project, sandbox.name):
-                        await self._snapshots.apply_retention(sandbox)
-                    await self._shorten(sandbox, snapshot)
+            with self._alone("sync", snapshot.id):
+                await self._sync(snapshot)
+
+    async def _sync(self, snapshot: Snapshot) -> None:
+        try:
+            layer = await self._context.storage.call("layer.sync", layer=snapshot.layer)
+            measured = await self._context.storage.call("layer.measure", layer=snapshot.layer)
+        except LayerError:
+            if self._store.snapshots.get(snapshot.project, snapshot.id).status is SnapshotStatus.CREATED:
+                raise
+            return  # deleted while we were getting to it
+        now = layer["synced_ms"] or self._context.now_ms()
+        self._store.snapshots.mark_synced(
+            snapshot.project, snapshot.id, size_bytes=measured["size_bytes"], now_ms=now
+        )
+        if snapshot.sandbox is not None:
+            sandbox = self._store.sandboxes.find_by_id(snapshot.project, snapshot.sandbox)
+            if sandbox is not None:
+                async with self._context.lock(sandbox.project, sandbox.name):
+                    await self._snapshots.apply_retention(sandbox)
+                await self._shorten(sandbox, snapshot)
 
     async def _shorten(self, sandbox: Sandbox, snapshot: Snapshot) -> None:
         """Keep the chain short that the next session of a sandbox will stand on.
@@ -89,7 +102,8 @@ class Upkeep:
         """Sessions end themselves at their deadline; this finds those whose supervisor could not."""
         now = self._context.now_ms()
         for session in self._store.sessions.due_on_host(self._context.driver.host, now_ms=now):
-            await self._sessions.stop(session.project, session.id)
+            with self._alone("end overdue", session.id):
+                await self._sessions.stop(session.project, session.id)
 
     async def _end_idle(self) -> None:
         now = self._context.now_ms()
@@ -101,12 +115,14 @@ class Upkeep:
             last = max(self._activity.get(session.id, 0), session.started_ms or 0)
             busy = self._store.processes.running(session.project, session.id)
             if not busy and now - last >= session.idle_timeout_ms:
-                await self._sessions.stop(session.project, session.id)
+                with self._alone("end idle", session.id):
+                    await self._sessions.stop(session.project, session.id)
 
     async def _expire_snapshots(self) -> None:
         for snapshot in self._store.snapshots.expired_everywhere(now_ms=self._context.now_ms()):
             if snapshot.id not in self._store.snapshots.pinned(snapshot.project):
-                await self._snapshots.delete(snapshot.project, snapshot.id)
+                with self._alone("expire", snapshot.id):
+                    await self._snapshots.delete(snapshot.project, snapshot.id)
 
     async def _forget(self) -> None:
         before = self._context.now_ms() - self._context.settings.session_history_ms

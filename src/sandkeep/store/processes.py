@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sandkeep.errors import NotFound
 from sandkeep.store.database import Database
-from sandkeep.store.rows import Process, ProcessStatus
+from sandkeep.store.rows import Process, ProcessKind, ProcessStatus
 from sandkeep.store.tables import Table
 
 _TABLE = Table("processes", Process)
@@ -57,6 +57,13 @@ class Processes:
             session,
             order="started_ms DESC, id DESC",
         )
+
+    def observed(self, session: str) -> list[str]:
+        """Ids of the processes of a session that ran elsewhere."""
+        rows = self._db.all(
+            "SELECT id FROM processes WHERE session = $1 AND kind = $2", session, ProcessKind.OBSERVED
+        )
+        return [row[0] for row in rows]
 
     def running(self, project: str, session: str) -> list[Process]:
         return _TABLE.select(
