@@ -139,6 +139,55 @@ def test_settings_that_the_promises_rest_on(db: SqliteDatabase) -> None:
     assert db.all("PRAGMA foreign_keys") == [(1,)]
 
 
+def test_the_log_has_its_room_before_it_is_needed(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.db")
+    db = SqliteDatabase(path)
+    room = os.stat(f"{path}-wal")
+    assert room.st_size == 8 << 20 and room.st_blocks * 512 >= 8 << 20
+    db.run("CREATE TABLE t (n INTEGER PRIMARY KEY)")
+    for n in range(1000):
+        db.run("INSERT INTO t VALUES ($1)", n)
+    again = SqliteDatabase(path)  # with more zeros to come than there is log
+    assert len(numbers(again)) == 1000
+    assert again.all("PRAGMA integrity_check") == [("ok",)]
+    assert os.stat(f"{path}-wal").st_size == 8 << 20
+    again.close()
+    db.close()
+
+
+def test_with_a_full_disk_there_is_room_to_delete(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs a small filesystem")
+    script = f"""
+import os, sys
+from sandkeep.store.sqlite import SqliteDatabase
+from tests.unit.test_store_sqlite import numbers
+db = SqliteDatabase("{tmp_path}/small/store.db")
+db.run("CREATE TABLE t (n INTEGER PRIMARY KEY)")
+db.run_many("INSERT INTO t VALUES ($1)", [(n,) for n in range(100)])
+with open("{tmp_path}/small/filler", "wb", buffering=0) as out:
+    try:
+        while out.write(bytes(4096)) == 4096:
+            pass
+    except OSError:
+        pass
+for n in range(90):
+    with db.transaction():
+        db.run("DELETE FROM t WHERE n = $1", n)
+print(numbers(db))
+"""
+    (tmp_path / "small").mkdir()
+    mount = f'mount -t tmpfs -o size=16m tmpfs {tmp_path}/small && exec {sys.executable} -c "$0"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"{list(range(90, 100))}\n", done.stderr
+
+
 def test_a_file_that_is_no_database_of_ours_is_refused_and_untouched(tmp_path: Path) -> None:
     text = tmp_path / "text.db"
     text.write_bytes(b"not a database, and longer than a page header " * 40)

@@ -25,6 +25,8 @@ BUSY_SECONDS = 5.0
 OLDEST_SQLITE = (3, 35)
 """The first with ``RETURNING``."""
 
+_LOG_BYTES = 8 << 20
+"""What the log is given on disk ahead of time: twice what it grows to before it is written back."""
 _APPLICATION_ID = 0x736B6570
 _KEYS = tuple(str(number) for number in range(1, 100))
 _UNIQUE = {"SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"}
@@ -78,6 +80,24 @@ class SqliteDatabase:
                 time.sleep(0.005)
         self.all("PRAGMA synchronous = NORMAL")
         self.all("PRAGMA foreign_keys = ON")
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Give the log its room now, so that things can still be ended and deleted when the disk is full.
+
+        SQLite takes the zeros for the end of what was logged, and writes over them.
+        """
+        try:
+            with self.transaction():  # nobody else writes to it meanwhile
+                fd = os.open(f"{self._path}-wal", os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    size = os.fstat(fd).st_size
+                    if size < _LOG_BYTES:
+                        os.posix_fallocate(fd, size, _LOG_BYTES - size)
+                finally:
+                    os.close(fd)
+        except OSError:
+            pass  # there is no room, or the filesystem promises none: it goes as far as it goes
 
     def _claim(self) -> None:
         """Mark an empty file as ours, and refuse a database that some other program made."""
