@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from sandkeep.types import NetworkPolicy
 from tests.lab import Lab
@@ -120,6 +122,30 @@ def test_ports_come_and_go_while_the_session_runs(lab: Lab) -> None:
 
 
 @everywhere
+def test_what_is_open_ends_with_its_port_and_is_counted(lab: Lab) -> None:
+    with network(lab) as net:
+        box = net.box(ports=(3000, 8080))
+        start_server(box, 8080)
+        origin, host = parts(urls(net, box)[8080])
+
+        async def talk() -> None:
+            port = int(origin.rpartition(":")[2])
+            async with connect(f"ws://{host}/ws", host="127.0.0.1", port=port, proxy=None) as socket:
+                for _ in range(100):
+                    await socket.send("x" * 120)
+                    assert await socket.recv() == "x" * 120
+                await net.engine.sandboxes.update(net.project, box.name, {"ports": (8080,)})
+                await socket.send("still there")
+                assert await socket.recv() == "still there"
+                await net.engine.sandboxes.update(net.project, box.name, {"ports": (3000,)})
+                with pytest.raises(ConnectionClosed):
+                    await asyncio.wait_for(socket.recv(), ENOUGH)
+
+        net.do(talk())
+        net.until(lambda: min(box.row().ingress_bytes, box.row().egress_bytes) >= 12_000)
+
+
+@everywhere
 def test_a_host_header_reaches_only_the_sandbox_it_names_on_every_request(lab: Lab) -> None:
     with network(lab) as net:
         mine, other = net.box(ports=(3000,)), net.box(ports=(3000,))
@@ -156,6 +182,12 @@ def test_protected_routes_want_their_token_and_keep_it_from_the_sandbox(lab: Lab
         cookie = first.headers["set-cookie"].partition(";")[0]
         again = get(net, f"{route.url}/a?b=1", headers={"cookie": f"mine=1; {cookie}"})
         assert again.text.endswith(" mine=1")
+        # However often it is shown, and beside others that a page elsewhere may have set for all names.
+        both = {"x-sandkeep-token": route.token, "cookie": f"mine=1; {cookie}"}
+        shown = get(net, f"{route.url}/a?sandkeep_token=x&sandkeep_token={route.token}&b=1", headers=both)
+        assert shown.text == f"GET /a?b=1 {parts(route.url)[1]} mine=1"
+        tossed = get(net, route.url, headers={"cookie": f"{cookie}; sandkeep_token=other"})
+        assert tossed.status_code == 200 and tossed.text.endswith(" -")
 
 
 @everywhere

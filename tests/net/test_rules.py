@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -211,11 +212,15 @@ def test_rules_set_on_a_running_session_apply_to_what_is_open(lab: Lab) -> None:
 def test_websockets_pass_through_rules(lab: Lab) -> None:
     with inspecting(lab) as (net, authority):
         seen: list[str | None] = []
+        held_open = asyncio.Event()
 
         async def talk(connection: ServerConnection) -> None:
             assert connection.request is not None
             seen.append(connection.request.headers.get("x-set"))
             async for message in connection:
+                if message == "held":
+                    held_open.set()
+                    continue
                 await connection.send(f"echo {message!s}")
 
         async def start() -> Server:
@@ -230,9 +235,10 @@ def test_websockets_pass_through_rules(lab: Lab) -> None:
             assert seen == ["1"]
             # It is not judged any more once it is open, so it does not outlive the rules that let it.
             held = net.do(box.start(f"python3 /tmp/ws.py one.test {port} hello hold"))
-            net.until(lambda: len(seen) == 2)
+            net.until(held_open.is_set)
             box.policy(NetworkPolicy.custom({"one.test": [Rule(Respond(403))]}))
             assert "cut off" in net.do(box.output(held))
+            net.until(lambda: min(box.row().ingress_bytes, box.row().egress_bytes) > 0)
             assert box.events("cut", name="one.test")
         finally:
             server.close()
@@ -251,12 +257,15 @@ stream = sock.makefile("rb")
 status = stream.readline().split()[1].decode()
 while stream.readline().strip():
     pass
-mask = os.urandom(4)
-sock.sendall(bytes([0x81, 0x80 | len(word)]) + mask + bytes(c ^ mask[i % 4] for i, c in enumerate(word)))
+def say(word):
+    mask = os.urandom(4)
+    sock.sendall(bytes([0x81, 0x80 | len(word)]) + mask + bytes(c ^ mask[i % 4] for i, c in enumerate(word)))
+say(word)
 _, size = stream.read(2)
 print(status, stream.read(size).decode())
 if len(sys.argv) > 4:
     sock.settimeout(50)
+    say(b"held")
     try:
         print("cut off" if not stream.read(1) else "told something")
     except TimeoutError:

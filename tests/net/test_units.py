@@ -274,3 +274,37 @@ def test_names_nobody_answers_for_are_one_sessions_problem() -> None:
             await asyncio.gather(*waiting, asked, return_exceptions=True)
 
     asyncio.run(check())
+
+
+def test_requests_on_one_connection_are_all_answered_also_where_nothing_is_passed_on() -> None:
+    async def check() -> None:
+        async def refuse(request: http.Request) -> http.Response:
+            return http.plain(403)
+
+        async def trail(request: http.Request) -> http.Response:
+            return http.Response(200, [], http.just(b"body"), trailers=[(b"x-sum", b"1")])
+
+        asked = b"GET / HTTP/1.1\r\nHost: one.test\r\n"
+        upgrade = b"Connection: upgrade\r\nUpgrade: websocket\r\n"
+        received = await talk(refuse, (asked + b"\r\n") * 2 + asked + upgrade + b"\r\n" + asked + b"\r\n")
+        assert received.count(b"HTTP/1.1 403") == 4
+        older = await talk(trail, b"GET / HTTP/1.0\r\nHost: one.test\r\n\r\n")
+        assert older.endswith(b"\r\n\r\nbody")
+        newer = await talk(trail, asked + b"Connection: close\r\n\r\n")
+        assert newer.endswith(b"0\r\nx-sum: 1\r\n\r\n")
+
+    async def talk(respond: http.Respond, said: bytes) -> bytes:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        stream = await http.accepted(near)
+        reader, writer = await asyncio.open_connection(sock=far)
+        writer.write(said)
+        writer.write_eof()
+        await http1.serve(stream, respond, scheme=b"http")
+        stream.close()
+        received = await reader.read()
+        writer.close()
+        await asyncio.sleep(0.01)  # for the transports to be gone
+        return received
+
+    asyncio.run(check())

@@ -150,6 +150,8 @@ class Response:
     """With 101: the connection to go on with, byte by byte."""
     trailers: Headers = field(default_factory=list)
     """Complete once the body has been read."""
+    count: Callable[[int, int], None] = lambda out, into: None
+    """Hears of bytes an upgraded connection moves: from the client to the server, and back."""
     done: Callable[[], None] = lambda: None
     """To be called when the response has been passed on, or cannot be."""
 

@@ -50,6 +50,8 @@ class _Server:
             await self._send(request, response)
         finally:
             response.done()
+        if request.length == 0 and self._connection.their_state is h11.SEND_BODY:
+            self._connection.next_event()  # the end, which nobody looked for where nothing was passed on
         if self._connection.our_state is not h11.DONE or self._connection.their_state is not h11.DONE:
             return False
         self._connection.start_next_cycle()
@@ -120,9 +122,9 @@ class _Server:
         end = h11.EndOfMessage(headers=response.trailers if self._is_chunked(headers) else [])
         await self._stream.write(self._connection.send(end) or b"")
 
-    @staticmethod
-    def _is_chunked(headers: Headers) -> bool:
-        return http.header(headers, b"content-length") is None
+    def _is_chunked(self, headers: Headers) -> bool:
+        newer = (self._connection.their_http_version or b"") >= b"1.1"
+        return newer and http.header(headers, b"content-length") is None
 
     async def _upgrade(self, response: Response) -> None:
         assert response.upgraded is not None
@@ -131,7 +133,8 @@ class _Server:
         early, _ = self._connection.trailing_data
         if early:
             await response.upgraded.write(early)
-        await http.join(self._stream, response.upgraded, lambda out, into: None)
+            response.count(len(early), 0)
+        await http.join(self._stream, response.upgraded, response.count)
 
     async def _refuse(self, status: int) -> None:
         if self._connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):

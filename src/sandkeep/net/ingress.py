@@ -57,6 +57,8 @@ class Ingress:
         self._routes: dict[str, Route] = {}
         self._pools: dict[tuple[str, int], list[int]] = {}
         self._busy: dict[str, int] = {}
+        self._open: dict[Route, set[http.Stream]] = {}
+        """Connections into sessions, by the route that led there."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- what the engine says ----------------------------------------------------------------------------
@@ -83,6 +85,12 @@ class Ingress:
         self._routes = {name: route for name, route in self._routes.items() if route.session != session}
         for name, (port, token) in routes.items():
             self._routes[name] = Route(session, port, token)
+        kept = set(self._routes.values())
+        for route, streams in self._open.items():
+            if route not in kept:
+                # A WebSocket or an endless answer would go on for as long as it likes.
+                for stream in streams:
+                    stream.abort()
 
     def forget(self, session: str) -> None:
         self.publish(session, {})
@@ -100,7 +108,12 @@ class Ingress:
     def _accept(self, listener: socket.socket) -> None:
         try:
             client, peer = listener.accept()
+        except BlockingIOError:
+            return
         except OSError:
+            # Out of descriptors or memory: what is waiting stays in the kernel's queue meanwhile.
+            self._loop.remove_reader(listener.fileno())
+            self._loop.call_later(0.2, self._resume, listener)
             return
         if len(self._tasks) >= _MOST_CONNECTIONS:
             client.close()
@@ -109,6 +122,10 @@ class Ingress:
         task = asyncio.create_task(self._serve(client, peer[0]), name="ingress")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener is self._listener:
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     async def _serve(self, client: socket.socket, peer: str) -> None:
         keep_alive(client)
@@ -182,15 +199,38 @@ class Ingress:
             (b"x-forwarded-host", request.authority),
             (b"x-forwarded-proto", http.header(request.headers, b"x-forwarded-proto") or b"http"),
         ]
-        mine = {name for name, _ in forwarded} | {_TOKEN}
-        request.headers = [item for item in request.headers if item[0] not in mine] + forwarded
+        mine = [name for name, _ in forwarded]
+        request.headers = http.without(request.headers, [*mine, _TOKEN]) + forwarded
         request.body = egress.counted(request.body, into=True)
         try:
-            response = await http1.Client(await http.connected(sock)).send(request)
+            stream = await http.connected(sock)
+            self._open.setdefault(route, set()).add(stream)
+            try:
+                if route not in self._routes.values():
+                    raise ConnectionResetError("the port is no longer published")
+                response = await http1.Client(stream).send(request)
+            except BaseException:
+                self._ended(route, stream)
+                raise
         except (OSError, TimeoutError, BadMessage):
             return _page(502, "Bad answer", f"What listens on port {route.port} did not answer with HTTP.")
         response.body = egress.counted(response.body, into=False)
+        response.count = lambda out, into: egress.count(into, out)
+        finish = response.done
+
+        def done() -> None:
+            finish()
+            self._ended(route, stream)
+
+        response.done = done
         return response
+
+    def _ended(self, route: Route, stream: http.Stream) -> None:
+        stream.close()
+        streams = self._open.get(route, set())
+        streams.discard(stream)
+        if not streams:
+            self._open.pop(route, None)
 
     async def _dial(self, route: Route) -> socket.socket:
         """A connection to the port inside, whichever loopback address its server chose."""
@@ -236,15 +276,19 @@ class Ingress:
             location = f"{path}?{rest}" if rest else path
             headers = [(b"location", location.encode("latin-1")), (b"set-cookie", cookie.encode())]
             return Response(302, [*headers, (b"content-length", b"0")])
-        given = http.header(request.headers, _TOKEN)
-        if given is None:
-            given = self._take_cookie(request)
-        if given is not None and _same(given.decode("latin-1"), token):
+        if shown:
+            # Another route's, or one that is no longer right: it is not for the session either.
+            rest = urlencode([pair for pair in pairs if pair[0] != _PARAMETER])
+            request.target = (f"{path}?{rest}" if rest else path).encode("latin-1")
+        given = self._take_cookies(request)
+        given += [value for name, value in request.headers if name == _TOKEN]
+        if any(_same(one.decode("latin-1"), token) for one in given):
             return None
         return _page(401, "Token required", "This sandbox port is protected.")
 
-    def _take_cookie(self, request: Request) -> bytes | None:
-        found: bytes | None = None
+    def _take_cookies(self, request: Request) -> list[bytes]:
+        """Every token in a cookie: a page of another sandbox may have set one for all names of our domain."""
+        found: list[bytes] = []
         headers: http.Headers = []
         for name, value in request.headers:
             if name != b"cookie":
@@ -254,7 +298,7 @@ class Ingress:
             for part in value.split(b";"):
                 key, _, content = part.strip().partition(b"=")
                 if key == _COOKIE:
-                    found = content
+                    found.append(content)
                 else:
                     kept.append(part.strip())
             if kept:

@@ -99,6 +99,7 @@ class _Connection:
             response = await self._carry_out(rule, rules, request)
             if response.upgraded is not None:
                 self._leave_http(response, rules)
+                response.count = self._egress.count
         except Refused as refused:
             self._record(request, "deny", str(refused), 403, started)
             return http.plain(403)
