@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from sandkeep.errors import (
     WrongState,
 )
 from sandkeep.store.rows import ACTIVE
-from sandkeep.types import SandboxSpec
+from sandkeep.types import NetworkPolicy, SandboxSpec
 from tests.engine.englab import EngineLab, run_script
 
 CALLERS = 32
@@ -179,3 +180,21 @@ def test_a_supervisor_that_ends_with_callers_in_its_queue_has_stopped(
     monkeypatch.setattr(asyncio, "open_unix_connection", reset)
     with pytest.raises(SessionStopped):
         lab.do(lab.engine.files.do(lab.project, started.session.id, "stat", path="/"))
+
+
+def test_a_policy_that_was_replaced_meanwhile_does_not_come_back(
+    lab: EngineLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A changed secret has every policy sent again that was read before others replaced it."""
+    before = lab.create("policies").session
+    denied = lab.do(lab.engine.sandboxes.set_policy(lab.project, before.id, NetworkPolicy.deny_all()))
+    assert denied.network_policy != before.network_policy
+    ask, sent = lab.engine.network._ask, []
+
+    async def note(channel: Any, op: str, *arguments: Any, **body: Any) -> Any:
+        sent.append((op, body.get("policy")))
+        return await ask(channel, op, *arguments, **body)
+
+    monkeypatch.setattr(lab.engine.network, "_ask", note)
+    lab.do(lab.engine.network.set_policy(before))
+    assert ("update", denied.network_policy) in sent and ("update", before.network_policy) not in sent

@@ -359,6 +359,8 @@ class Network:
     async def set_policy(self, session: Session) -> None:
         """Put the policy of a session's row in force, for what is open too."""
         channel = await self.ready()
+        # As it is now: another may have been stored, and put in force, since ours was read.
+        session = self._context.store.sessions.find(session.id) or session
         try:
             await self._ask(channel, "update", **self._with_policy(session))
         except NotFound:
