@@ -19,6 +19,7 @@ import pytest
 from sandkeep import sync
 from sandkeep.errors import Conflict, HostCannot, TransportError
 from sandkeep.server import embedded
+from tests.conftest import IS_ROOT
 from tests.patience import ENOUGH
 from tests.server.harness import ServerProcess
 
@@ -167,3 +168,16 @@ def test_a_client_that_waits_for_an_answer_starts_another_server_when_this_one_d
         assert box.refresh().status == "running"
         timer.join()
         assert server_pid(data) != pid
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="mounts a small filesystem")
+def test_a_server_without_room_to_start_says_so(data: Path) -> None:
+    place = data / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", place], check=True)
+    try:
+        (place / "filling").write_bytes(b"x" * (60 << 10))
+        with pytest.raises(HostCannot, match="no space is left"):
+            embedded.ensure_server(str(place))
+    finally:
+        subprocess.run(["umount", place], check=True)

@@ -32,6 +32,8 @@ START_LOCK: Final = "start.lock"
 START_SECONDS: Final = 30.0
 _LOG_LIMIT: Final = 8 << 20
 _ATTEMPTS: Final = 2
+_ROOM: Final = 256 << 10
+"""Bytes without which no server can start."""
 
 
 class Found(NamedTuple):
@@ -65,6 +67,11 @@ def ensure_server(data_dir: str, *, seconds: float = START_SECONDS) -> Found:
                 return found._replace(started=True)
             else:
                 failures += 1
+    disk = os.statvfs(data_dir)
+    if disk.f_bavail * disk.f_frsize < _ROOM:
+        # Then its log, which would have said so, had no room either.
+        why = f"no space is left on the disk of {data_dir}"
+        raise HostCannot(f"the server did not start: {why}", part="server", why=why, hint="make room there")
     raise HostCannot(
         "the server did not start",
         part="server",
