@@ -308,3 +308,18 @@ def test_requests_on_one_connection_are_all_answered_also_where_nothing_is_passe
         return received
 
     asyncio.run(check())
+
+
+def test_what_a_server_repeats_in_an_unreadable_answer_is_not_told() -> None:
+    async def check() -> None:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        with far:
+            client = http1.Client(await http.connected(near))
+            far.sendall(b"HTTP/1.1 200 OK\r\nno header: s3cr3t\r\n\r\n")
+            with pytest.raises(http.BadMessage) as caught:
+                await client.send(http.Request(b"GET", b"/", b"one.test", [(b"x-key", b"s3cr3t")]))
+            assert "s3cr3t" not in str(caught.value)
+            await asyncio.sleep(0.01)  # for the transport to be gone
+
+    asyncio.run(check())

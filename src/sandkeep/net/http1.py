@@ -232,8 +232,9 @@ class Client:
         while True:
             try:
                 event = self._connection.next_event()
-            except h11.RemoteProtocolError as error:
-                raise BadMessage(str(error), 502) from None
+            except h11.RemoteProtocolError:
+                # Its text quotes the server, which may repeat what it was sent: secrets too.
+                raise BadMessage("the server's answer cannot be read", 502) from None
             if event is not h11.NEED_DATA:
                 return event
             self._connection.receive_data(await self._stream.read())
