@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from sandkeep.engine.settings import Settings
 from sandkeep.host import worker
-from sandkeep.types import Mount, SandboxSpec, SnapshotSource
+from sandkeep.types import Mount, MountMode, SandboxSpec, SnapshotSource
 from tests.engine.englab import EngineLab
 from tests.modes import ONE_ID
 from tests.patience import until
@@ -73,6 +74,28 @@ def test_the_layers_below_a_sandbox_are_folded_and_nothing_is_lost(lab: EngineLa
     assert lab.sh(earlier.session.id, "cat all; ls -d gone*").split() == [*map(str, range(11)), "gone10"]
     lab.do(lab.engine.storage.call("layer.collect"))
     assert lab.sh(again.session.id, "tail -n 1 all") == f"{2 * DEEP - 1}\n"
+
+
+def test_how_many_layers_are_too_many_is_a_setting(tmp_path: Path) -> None:
+    with EngineLab(str(tmp_path / "data"), Settings(fold_depth=3)) as lab:
+        lab.do(lab.engine.drives.get_or_create(lab.project, "own", region="iad1"))
+        lab.create("box", mounts={"/own": Mount("own", MountMode.READ_WRITE)})
+        for number in range(5):
+            started = lab.do(lab.engine.sandboxes.resume(lab.project, "box"))
+            lab.sh(started.session.id, f"touch {number} /own/{number}")
+            _, snapshot = lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
+        drive = lab.engine.drives.get(lab.project, "own").layer
+        assert snapshot is not None and drive is not None
+        tips = (snapshot.layer, drive)
+        lab.do(lab.engine.upkeep.turn())
+
+        def folded() -> bool:
+            lab.do(asyncio.sleep(0.05))
+            return max(depth(lab, layer) for layer in tips) <= 3
+
+        until(folded)
+        again = lab.do(lab.engine.sandboxes.resume(lab.project, "box"))
+        assert lab.sh(again.session.id, "ls; ls /own").split() == [str(number) for number in range(5)] * 2
 
 
 def test_a_chain_that_grew_too_quickly_is_folded_before_the_next_session(

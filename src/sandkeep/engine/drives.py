@@ -117,7 +117,9 @@ async def mount(context: Context, session: Session, rootfs: Rootfs) -> Rootfs:
 async def _shorten(context: Context, layer: str) -> None:
     """Every session that writes to a drive adds a layer to it; keep them few."""
     try:
-        await context.storage.call("layer.compact", tip=layer, image=None)
+        await context.storage.call(
+            "layer.compact", tip=layer, image=None, max_depth=context.settings.fold_depth
+        )
     except LayerError:
         pass  # deleted meanwhile
 

@@ -93,7 +93,12 @@ class Upkeep:
         """
         if snapshot.id == sandbox.current_snapshot:
             try:
-                await self._context.storage.call("layer.compact", tip=snapshot.layer, image=snapshot.image)
+                await self._context.storage.call(
+                    "layer.compact",
+                    tip=snapshot.layer,
+                    image=snapshot.image,
+                    max_depth=self._context.settings.fold_depth,
+                )
             except SandkeepError as error:
                 # Deleted meanwhile, or its image is. Whoever stands on it all the same has it folded then.
                 self._context.log("folding failed", snapshot=snapshot.id, error=str(error))

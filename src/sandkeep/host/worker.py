@@ -175,10 +175,10 @@ class Worker:
     def sync(self, report: Report, *, layer: str) -> dict[str, Any]:
         return _plain(self._layers.sync(layer))
 
-    def compact(self, report: Report, *, tip: str, image: str | None) -> dict[str, Any]:
+    def compact(self, report: Report, *, tip: str, image: str | None, max_depth: int) -> dict[str, Any]:
         """Fold a chain that has become long. ``image`` is what it stands on, if it is not a drive's."""
         rootfs = self._drive() if image is None else self._image(image, report).rootfs()
-        return {"depth": self._layers.compact(tip, rootfs=rootfs).depth}
+        return {"depth": self._layers.compact(tip, rootfs=rootfs, max_depth=max_depth).depth}
 
     def recover(self, report: Report) -> dict[str, Any]:
         return _plain(self._layers.recover())

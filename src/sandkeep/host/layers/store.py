@@ -334,7 +334,7 @@ class LayerStore:
         ``rootfs`` is the image's, without layers: whether a whiteout still hides something depends on it.
         """
         depth = self.get(tip).depth
-        if depth <= max_depth:
+        if depth <= max(max_depth, 1):
             return self.get(tip)
         return self.fold(tip, rootfs=rootfs, count=depth - max(max_depth // 2, 1) + 1)
 
