@@ -313,7 +313,10 @@ class Network:
                 continue
             try:
                 # Nothing inside is touched: no session can be in the way of what its network may say.
-                await self._ask(await self.ready(), "update", **self._with_policy(session))
+                channel = await self.ready()
+                # As it is now: others were told before this one, and its policy may be another since.
+                current = self._context.store.sessions.find(session.id) or session
+                await self._ask(channel, "update", **self._with_policy(current))
             except NotFound:
                 continue  # it is ending, or will be registered with what the store has then
             except TransportError:
