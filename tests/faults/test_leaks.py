@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import time
@@ -10,12 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import NoSpace, SandkeepError
 from sandkeep.host.driver import Limits, ProcessSpec, SessionRef, SessionSpec
+from sandkeep.host.native import driver as native
 from sandkeep.host.rootfs import Bind, Lower, Rootfs
+from sandkeep.supervisor.process import replace_json
 from tests.faults.watching import Being, all_gone, all_pids, being, family
 from tests.lab import Lab
 from tests.labs import MODES, Ask, everywhere, opened
@@ -221,6 +225,18 @@ def _is_ours(pid: int) -> bool:
 def test_a_missing_layer_fails_the_create_and_leaves_nothing(lab: Lab) -> None:
     error = _fails(lab, lambda rootfs: SessionSpec("half-way", _missing_layer(rootfs)))
     assert error.details["part"] == "root-filesystem"
+
+
+@everywhere
+def test_a_full_disk_fails_the_create_by_name_and_leaves_nothing(lab: Lab) -> None:
+    def full(path: str, body: Any) -> None:
+        if body["cwd"] == "/too/much":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace_json(path, body)
+
+    with mock.patch.object(native, "replace_json", full):
+        error = _fails(lab, lambda rootfs: SessionSpec("half-way", rootfs, cwd="/too/much"))
+    assert isinstance(error, NoSpace)
 
 
 @everywhere

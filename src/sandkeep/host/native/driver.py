@@ -17,6 +17,7 @@ from sandkeep.errors import (
     SessionStopped,
     WrongState,
     from_json,
+    path_error,
 )
 from sandkeep.host import control
 from sandkeep.host.driver import Capabilities, Download, ProcessSpec, SessionRef, SessionSpec, Upload
@@ -103,8 +104,13 @@ class NativeDriver:
             os.mkdir(directory, 0o700)
         except FileExistsError:
             raise WrongState(f"session {spec.session} exists", session=spec.session) from None
+        except OSError as error:
+            raise path_error(error, "create", directory) from error
         try:
-            replace_json(f"{directory}/spec.json", spec.to_json())
+            try:
+                replace_json(f"{directory}/spec.json", spec.to_json())
+            except OSError as error:  # the disk is full, most often
+                raise path_error(error, "create", directory) from error
             data, fds = await self.zygote.ask(spec.session, network=network)
             answer = json.loads(data or _NO_ANSWER)
             if "error" in answer:
