@@ -243,9 +243,11 @@ class Auth:
             return
 
         async def watch() -> None:
-            while self.accepts(token):
+            while True:
                 await asyncio.sleep(LOOK_SECONDS)
-            end()
+                if not self.accepts(token):
+                    end()
+                    return
 
         watching = asyncio.create_task(watch(), name=f"watch {token}")
         try:
