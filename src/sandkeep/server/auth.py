@@ -246,8 +246,7 @@ class Auth:
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
                 if not self.accepts(token):
-                    end()
-                    return
+                    end()  # until it has: a cancellation may be lost to what arrives at the same moment
 
         watching = asyncio.create_task(watch(), name=f"watch {token}")
         try:
