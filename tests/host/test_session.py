@@ -282,10 +282,11 @@ def test_what_a_session_stopped_itself_stays_stopped(lab: Lab) -> None:
     box = lab.box()
     process = box.start("bash", "-c", "sleep 100 & kill -STOP $!; echo $!; wait")
     until(lambda: printed(box, process).endswith(b"\n"))
-    sleeper = int(printed(box, process))
+    stat = f"/proc/{int(printed(box, process))}/stat"
+    until(lambda: " T " in box.run("cat", stat).stdout)
     lab.do(lab.driver.freeze(box.ref))
     lab.do(lab.driver.thaw(box.ref))
-    assert " T " in box.run("cat", f"/proc/{sleeper}/stat").stdout
+    assert " T " in box.run("cat", stat).stdout
 
 
 @everywhere
