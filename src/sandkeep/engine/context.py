@@ -91,7 +91,7 @@ class Context:
 
     async def remove_session(self, session: str) -> None:
         """Delete everything an ended session left on its host."""
-        await self.remove_observed(self.store.processes.observed(session))
+        await self.remove_observed(self.store.processes.observed_everywhere(session))
         ref = SessionRef(self.driver.host, session)
         try:
             await self.driver.forget(ref)

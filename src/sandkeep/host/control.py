@@ -165,9 +165,10 @@ class Control:
         self._connecting: asyncio.Lock = asyncio.Lock()
         self._next = 0
 
-    async def close(self) -> None:
+    async def close(self, why: SandkeepError | None = None) -> None:
+        """Let go; what is under way fails, and says ``why``."""
         if self._answers is not None:
-            self._answers.drop(TransportError("closed"))
+            self._answers.drop(why or TransportError("closed"))
 
     # --- small requests ----------------------------------------------------------------------------------
 

@@ -58,8 +58,8 @@ class Processes:
             order="started_ms DESC, id DESC",
         )
 
-    def observed(self, session: str) -> list[str]:
-        """Ids of the processes of a session that ran elsewhere."""
+    def observed_everywhere(self, session: str) -> list[str]:
+        """Ids of the processes of a session, of whatever project, that ran outside it."""
         rows = self._db.all(
             "SELECT id FROM processes WHERE session = $1 AND kind = $2", session, ProcessKind.OBSERVED
         )

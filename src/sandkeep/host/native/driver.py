@@ -242,7 +242,8 @@ class NativeDriver:
         self._drop_listeners(ref)
         found = self._controls.pop(ref, None)
         if found is not None:
-            await found.close()
+            # Who still waits for an answer waits for that of a session that is no more.
+            await found.close(SessionStopped(f"session {ref.session} has ended", session=ref.session))
         await asyncio.get_running_loop().run_in_executor(None, self._await_release, ref.session)
 
     def _drop_listeners(self, ref: SessionRef) -> None:
