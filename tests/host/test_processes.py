@@ -541,7 +541,14 @@ def test_control_c_interrupts_the_job_in_front_and_not_the_shell(lab: Lab) -> No
     until_printed(box, process, b"> ")
     stdin(box, process, b"sleep 1000\n")
     until(lambda: alive_inside(box, "sleep 1000"))
-    stdin(box, process, b"\x03")
+
+    def interrupted(command: str) -> bool:
+        # A job runs, or is named, before the shell hands over the terminal, so once may be too early.
+        stdin(box, process, b"\x03")
+        return not alive_inside(box, command)
+
+    until(lambda: interrupted("sleep 1000"))
+    until(lambda: printed(box, process).endswith(b"> "))
     stdin(box, process, b"echo code $?\n")
 
     def until_prompted_after(text: bytes) -> None:
@@ -557,12 +564,7 @@ def test_control_c_interrupts_the_job_in_front_and_not_the_shell(lab: Lab) -> No
     # Typed, shown as stopped, and named again when resumed. An interrupt before that would discard the "fg".
     until(lambda: printed(box, process).count(b"sleep 1001") == 3)
 
-    def interrupted() -> bool:
-        # The shell says which job it resumes before it hands over the terminal, so once may be too early.
-        stdin(box, process, b"\x03")
-        return not alive_inside(box, "sleep 1001")
-
-    until(interrupted)
+    until(lambda: interrupted("sleep 1001"))
     stdin(box, process, b"exit 6\n")
     done = box.finish(process)
     assert b"no job control" not in done.output
