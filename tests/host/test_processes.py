@@ -558,7 +558,12 @@ def test_control_c_interrupts_the_job_in_front_and_not_the_shell(lab: Lab) -> No
     until_prompted_after(b"code 130")
     stdin(box, process, b"sleep 1001\n")
     until(lambda: alive_inside(box, "sleep 1001"))
-    stdin(box, process, b"\x1a")
+
+    def stopped() -> bool:
+        stdin(box, process, b"\x1a")
+        return b"Stopped" in printed(box, process)
+
+    until(stopped)
     until_prompted_after(b"Stopped")
     stdin(box, process, b"fg\n")
     # Typed, shown as stopped, and named again when resumed. An interrupt before that would discard the "fg".
