@@ -1,4 +1,4 @@
-"""Where sandkeep keeps its data: one rule, used everywhere."""
+"""Where sandkeep keeps its data: the one rule that every component uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def data_directory(given: str | None = None) -> str:
-    """``given``, else ``SANDKEEP_HOME``, else the place the XDG base directories name."""
+    """Return ``given``, else ``SANDKEEP_HOME``, else the directory from the XDG base directories."""
     if given:
         return os.path.abspath(given)
     if home := os.environ.get("SANDKEEP_HOME"):

@@ -41,7 +41,7 @@ def snapshot(subvolume_fd: int, dir_fd: int, name: bytes) -> None:
 
 
 def destroy_subvolume(dir_fd: int, name: bytes) -> None:
-    """Drop a subvolume whatever it holds; needs CAP_SYS_ADMIN on the host or the matching mount option."""
+    """Drop a subvolume and its content; needs CAP_SYS_ADMIN on the host or the matching mount option."""
     _ioctl("BTRFS_IOC_SNAP_DESTROY", dir_fd, _SNAP_DESTROY, 0, 8, name)
 
 

@@ -1,9 +1,9 @@
 """A session's network namespace: the loopback interface, and steering of everything to our own listeners.
 
-No packet can leave: there is no other interface. ``steer`` makes every address of the world local to the
+No packet can leave, since loopback is the only interface. ``steer`` makes every address local to the
 namespace (an "AnyIP" route), so that a connection to anything is made to the namespace itself, and has
-nftables hand it to a listener: TCP to ``TCP_PORT``, UDP port 53 to ``DNS_PORT``. Other UDP finds nobody
-listening and is refused by the kernel at once. Loopback and the namespace's own address stay as they are.
+nftables hand it to a listener: TCP to ``TCP_PORT``, UDP port 53 to ``DNS_PORT``. Other UDP has no listener,
+and the kernel refuses it at once. Loopback and the namespace's own address stay as they are.
 
 The listeners are made inside, before privileges are dropped, and given away by descriptor; a socket stays in
 the namespace it was made in, wherever it is held. Messages are written by hand: two packets, well under a
@@ -54,7 +54,7 @@ def loopback_up() -> None:
 def steer() -> list[int]:
     """Steer the current namespace's traffic; returns the listeners: TCP and DNS per address family.
 
-    Whoever holds the listeners is the session's whole network. Where the kernel has no IPv6 there is nothing
+    The holder of the listeners is the session's whole network. Where the kernel has no IPv6 there is nothing
     to steer for it.
     """
     families = [socket.AF_INET]

@@ -11,8 +11,9 @@ What it decides, in this order:
   back as on an older kernel. The x32 variants of known calls: ``EPERM``.
 * ``clone3``: ``ENOSYS``, because its flags are in memory a filter cannot read; libc falls back to ``clone``,
   which may not make namespaces.
-* ``personality``, ``socket`` and ``ioctl`` by argument. Only the low half of each argument is read: the
-  kernel takes these arguments as 32-bit integers.
+* ``personality``, ``socket``, ``ioctl`` and ``unshare`` by argument; of sockets only the families, and of
+  netlink only the protocols, that programs need. Only the low half of each argument is read: the kernel takes
+  these arguments as 32-bit integers.
 * the deny list: ``EPERM``.
 * with ``fake_ids``, calls that change owners or identities claim success and do nothing. Meant for a user
   namespace with a single id, where they could only fail and package managers would give up.
@@ -181,7 +182,7 @@ DENIED: Final = (
     *("io_uring_setup", "io_uring_enter", "io_uring_register"),
     # mounts, namespaces, and handles that bypass path lookup
     *("mount", "umount2", "pivot_root", "mount_setattr", "move_mount", "open_tree", "open_tree_attr"),
-    *("fsopen", "fsconfig", "fsmount", "fspick", "statmount", "listmount", "setns", "unshare"),
+    *("fsopen", "fsconfig", "fsmount", "fspick", "statmount", "listmount", "setns"),
     *("name_to_handle_at", "open_by_handle_at", "fanotify_init"),
     # other processes' memory and descriptors, and the placement of pages
     *("kcmp", "pidfd_getfd", "process_madvise", "process_vm_readv", "process_vm_writev"),
@@ -199,14 +200,24 @@ FAKED: Final = (
 CLONE_NAMESPACES: Final = 0x7E020080
 """Every ``CLONE_NEW*`` flag."""
 
+UNSHARED: Final = 0x04000000
+"""``CLONE_NEWUTS``, by which init marks the processes it spawns. Only init has the capability for it."""
+
 PERSONALITIES: Final = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 """Linux, Linux with 32-bit ``uname``, the same two with ``UNAME26``, and the query."""
 
-REFUSED_FAMILIES: Final = (40, 38)
-"""AF_VSOCK, which no network namespace covers (it reaches a hypervisor), and AF_ALG."""
+FAMILIES: Final = (1, 2, 10)
+"""AF_UNIX, AF_INET and AF_INET6; of AF_NETLINK the protocols below. Others are as good as absent: AF_VSOCK
+reaches a hypervisor past any network namespace, and rings of AF_PACKET and AF_XDP are memory that no control
+group is charged for."""
+
+NETLINK: Final = 16
+NETLINK_PROTOCOLS: Final = (0, 4, 9, 15, 16)
+"""ROUTE (``getaddrinfo``, ``ip``), SOCK_DIAG (``ss``), AUDIT (``sudo``, ``sshd``), KOBJECT_UEVENT (libudev),
+GENERIC. No control group is charged for their queues, so there are none that programs do not need."""
 
 REFUSED_IOCTLS: Final = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX: typing into a terminal on somebody else's behalf."""
+"""TIOCSTI and TIOCLINUX: typing into a terminal that another process reads."""
 
 _LOAD: Final = 0x20
 _JUMP_EQUAL: Final = 0x15
@@ -219,6 +230,7 @@ _NUMBER: Final = 0
 _ARCHITECTURE: Final = 4
 _FIRST_ARGUMENT: Final = 16
 _SECOND_ARGUMENT: Final = 24
+_THIRD_ARGUMENT: Final = 32
 
 ALLOW: Final = 0x7FFF0000
 KILL: Final = 0x80000000
@@ -266,14 +278,19 @@ def build(machine: str, *, fake_ids: bool = False) -> bytes:
         )
 
     clone = _load(_FIRST_ARGUMENT) + _when(_JUMP_ANY_BIT, CLONE_NAMESPACES, _return(eperm)) + _return(ALLOW)
+    unshare = _load(_FIRST_ARGUMENT) + _when(_JUMP_EQUAL, UNSHARED, _return(ALLOW)) + _return(eperm)
     personality = _load(_FIRST_ARGUMENT)
     for value in PERSONALITIES:
         personality += _when(_JUMP_EQUAL, value, _return(ALLOW))
     personality += _return(eperm)
+    netlink = _load(_THIRD_ARGUMENT)
+    for protocol in NETLINK_PROTOCOLS:
+        netlink += _when(_JUMP_EQUAL, protocol, _return(ALLOW))
+    netlink += _return(refusal(errno.EPROTONOSUPPORT))
     socket = _load(_FIRST_ARGUMENT)
-    for family in REFUSED_FAMILIES:
-        socket += _when(_JUMP_EQUAL, family, _return(refusal(errno.EAFNOSUPPORT)))
-    socket += _return(ALLOW)
+    for family in FAMILIES:
+        socket += _when(_JUMP_EQUAL, family, _return(ALLOW))
+    socket += _when(_JUMP_EQUAL, NETLINK, netlink) + _return(refusal(errno.EAFNOSUPPORT))
     ioctl = _load(_SECOND_ARGUMENT)
     for request in REFUSED_IOCTLS:
         ioctl += _when(_JUMP_EQUAL, request, _return(eperm))
@@ -283,7 +300,10 @@ def build(machine: str, *, fake_ids: bool = False) -> bytes:
     program += _load(_NUMBER) + _when(_JUMP_GREATER, NEWEST, newer)
     # Rules that look at arguments come first: the kernel remembers verdicts that depend on the number
     # alone, so only these are evaluated on every call.
-    for name, rule in (("ioctl", ioctl), ("socket", socket), ("clone", clone), ("personality", personality)):
+    for name, rule in (
+        *(("ioctl", ioctl), ("socket", socket), ("clone", clone), ("personality", personality)),
+        ("unshare", unshare),
+    ):
         program += _when(_JUMP_EQUAL, numbers[name], rule)
     program += _when(_JUMP_EQUAL, numbers["clone3"], _return(enosys))
     for name in DENIED:

@@ -38,6 +38,7 @@ MS_REMOUNT: Final = 32
 MS_BIND: Final = 4096
 MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
+MS_SLAVE: Final = 1 << 19
 MNT_DETACH: Final = 2
 
 AT_FDCWD: Final = -100
@@ -97,7 +98,9 @@ KERNEL_FILESYSTEMS: Final = frozenset(
         0xF97CFF8C,  # selinuxfs
     }
 )
-"""``f_type`` of file systems whose files are the kernel's own controls, not somebody's data."""
+"""``f_type`` of file systems whose files are controls of the kernel, not data."""
+
+OVERLAYFS_MAGIC: Final = 0x794C7630
 
 _SYS_OPEN_TREE: Final = 428
 _SYS_MOVE_MOUNT: Final = 429
@@ -116,8 +119,8 @@ _SYS_LANDLOCK_RESTRICT_SELF: Final = 446
 MACHINE: Final = platform.machine() or os.uname().machine
 
 _BY_MACHINE: Final[dict[str, dict[str, int]]] = {
-    "x86_64": {"seccomp": 317, "capget": 125, "capset": 126, "setgroups": 116, "bpf": 321},
-    "aarch64": {"seccomp": 277, "capget": 90, "capset": 91, "setgroups": 159, "bpf": 280},
+    "x86_64": {"seccomp": 317, "capget": 125, "capset": 126, "setgroups": 116, "setresuid": 117, "bpf": 321},
+    "aarch64": {"seccomp": 277, "capget": 90, "capset": 91, "setgroups": 159, "setresuid": 147, "bpf": 280},
 }
 
 
@@ -315,6 +318,13 @@ def setfsgid(gid: int) -> int:
     return previous
 
 
+def set_effective_uid_thread(uid: int) -> None:
+    """The raw call, which changes this thread only; libc's wrapper changes every thread of the process."""
+    keep = _long(-1)
+    if _libc.syscall(_long(syscall_number("setresuid")), keep, _long(uid), keep):
+        raise _fail("setresuid")
+
+
 def setgroups_thread(groups: list[int]) -> None:
     """The raw call, which changes this thread only; libc's wrapper changes every thread of the process."""
     array = (ctypes.c_uint32 * max(len(groups), 1))(*groups)
@@ -395,7 +405,7 @@ def seccomp_set_filter(program: bytes) -> None:
         raise _fail("seccomp")
 
 
-def scrub_command_line(name: str) -> None:
+def scrub_command_line(name: str, *arguments: str) -> None:
     """Overwrite argv and environ of this process as ``/proc/PID/cmdline`` and ``environ`` show them.
 
     ``PR_SET_MM`` would need CAP_SYS_RESOURCE, so the memory itself is cleared.
@@ -405,7 +415,7 @@ def scrub_command_line(name: str) -> None:
     arg_start, arg_end, env_start, env_end = (int(fields[i]) for i in (45, 46, 47, 48))
     ctypes.memset(arg_start, 0, arg_end - arg_start)
     ctypes.memset(env_start, 0, env_end - env_start)
-    encoded = os.fsencode(name)[: max(arg_end - arg_start - 1, 0)]
+    encoded = os.fsencode("\0".join((name, *arguments)))[: max(arg_end - arg_start - 1, 0)]
     ctypes.memmove(arg_start, encoded, len(encoded))
     prctl_set_name(name.split(" ")[0])
 

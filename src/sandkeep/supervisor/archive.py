@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sandkeep.errors import ArchiveError, InvalidRequest, path_error
+from sandkeep.shared.tarwriter import TarWriter
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import Identity
-from sandkeep.supervisor.tar import TarWriter
 from sandkeep.supervisor.tree import Fd, KernelFileSystem, Path, absolute, encode
 
 _CHUNK = 1 << 18
 _DEPTH = 256
 _NAMED = 100
-"""How many names an error lists at most."""
+"""Most names that an error lists."""
 
 
 class Archived(NamedTuple):
@@ -44,12 +44,14 @@ def archive(
     Names come sorted, links are stored as links, further names of one file as hard links. ``ignore`` holds
     names, or with a ``/`` whole entry names, in which ``*`` matches anything.
 
-    What cannot be read, or changes size meanwhile, does not stop the archive, which stays well-formed: an
-    ``ArchiveError`` with ``unreadable`` and ``changed`` is raised after its end.
+    A file that cannot be read, or that changes size while it is read, does not stop the archive, which stays
+    well-formed: an ``ArchiveError`` with ``unreadable`` and ``changed`` is raised after its end. ``path`` and
+    ``entry`` of the error name the first such file, and ``errno`` says why that could not be read.
     """
     with files.acting_as(identity):
         outgoing = _Outgoing(files, writer, ignore)
         for path in paths:
+            outgoing.start = b"/" if encode(path, "path").startswith(b"/") else encode(cwd, "cwd")
             name = b"/".join(part for part in encode(path, "path").split(b"/") if part not in (b"", b"."))
             if b".." in name.split(b"/"):
                 raise InvalidRequest(f"{os.fsdecode(path)} has .. in it", field="path")
@@ -58,10 +60,14 @@ def archive(
             except OSError as error:
                 raise path_error(error, "archive", path) from error
         writer.close()
-    if outgoing.unreadable or outgoing.changed:
-        first = (outgoing.unreadable + outgoing.changed)[0]
+    if outgoing.failed is not None:
+        first, path = outgoing.failed
+        others = " and others" if len(outgoing.unreadable) + len(outgoing.changed) > 1 else ""
+        why: dict[str, Any] = {} if outgoing.errno is None else {"errno": outgoing.errno}
         raise ArchiveError(
-            f"{first} and perhaps others could not be archived as they are",
+            f"{first}{others} could not be archived as they are",
+            **why,
+            path=path,
             entry=first,
             entries=outgoing.entries,
             unreadable=outgoing.unreadable,
@@ -77,8 +83,13 @@ class _Outgoing:
         self._ignored = [os.fsencode(pattern).split(b"*") for pattern in ignore if "/" not in pattern]
         self._ignored_whole = [os.fsencode(p).strip(b"/").split(b"*") for p in ignore if "/" in p]
         self._links: dict[tuple[int, int], bytes] = {}
+        self.start = b"/"
+        """Directory that entry names are relative to."""
+        self.failed: tuple[str, str] | None = None
+        """Entry name and path of the first file that is missing from the archive or differs."""
         self.entries = 0
         self.unreadable: list[str] = []
+        self.errno: int | None = None
         self.changed: list[str] = []
         self.left_out: list[str] = []
 
@@ -99,7 +110,7 @@ class _Outgoing:
                 self._leaf(parent, last, name, info)
 
     def _walk(self, top: int, top_name: bytes) -> None:
-        """Everything below an open directory, whose descriptor stays the caller's."""
+        """Add everything below an open directory. The caller keeps and closes the descriptor."""
         levels = [(top, top_name, iter(sorted(os.fsencode(name) for name in os.listdir(top))))]
         try:
             while levels:
@@ -122,7 +133,9 @@ class _Outgoing:
                     continue
                 if len(levels) == _DEPTH:
                     raise ArchiveError(
-                        f"{os.fsdecode(name)}: deeper than {_DEPTH} directories", entry=os.fsdecode(name)
+                        f"{os.fsdecode(name)}: deeper than {_DEPTH} directories",
+                        path=os.fsdecode(os.path.join(self.start, name)),
+                        entry=os.fsdecode(name),
                     )
                 below = self._directory(fd, last, name)
                 if below >= 0:
@@ -132,11 +145,11 @@ class _Outgoing:
                 os.close(fd)
 
     def _directory(self, parent: int, last: bytes, name: bytes) -> int:
-        """Add a directory and return it open, or -1 if there is nothing to see."""
+        """Add a directory and return its descriptor, or -1 if it is left out."""
         try:
             fd = os.open(last, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-        except OSError:
-            _note(self.unreadable, name)
+        except OSError as error:
+            self._cannot_read(name, error)
             return -1
         try:
             info = self._tree.check(fd)
@@ -154,7 +167,7 @@ class _Outgoing:
             try:
                 link = os.readlink(last, dir_fd=parent)
             except OSError:
-                _note(self.changed, name)
+                self._failed(self.changed, name)
                 return
             self._add(name, "symlink", info, link=link)
         else:
@@ -163,8 +176,8 @@ class _Outgoing:
     def _file(self, parent: int, last: bytes, name: bytes) -> None:
         try:
             fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=parent)
-        except OSError:
-            _note(self.unreadable, name)
+        except OSError as error:
+            self._cannot_read(name, error)
             return
         with Fd(fd):
             try:
@@ -173,7 +186,7 @@ class _Outgoing:
                 _note(self.left_out, name)
                 return
             if not stat.S_ISREG(info.st_mode):
-                _note(self.changed, name)
+                self._failed(self.changed, name)
                 return
             key = (info.st_dev, info.st_ino)
             if info.st_nlink > 1 and key in self._links:
@@ -189,20 +202,30 @@ class _Outgoing:
         while left:
             try:
                 data = os.read(fd, min(left, _CHUNK))
-            except OSError:
-                _note(self.unreadable, name)
+            except OSError as error:
+                self._cannot_read(name, error)
                 data = b""
             if not data:
                 break
             self._writer.content(data)
             left -= len(data)
         if left or os.fstat(fd).st_size != size:
-            _note(self.changed, name)
+            self._failed(self.changed, name)
         while left:
-            # The header has promised these bytes.
+            # The header has announced these bytes.
             data = bytes(min(left, _CHUNK))
             self._writer.content(data)
             left -= len(data)
+
+    def _cannot_read(self, name: bytes, error: OSError) -> None:
+        if self.failed is None:
+            self.errno = error.errno
+        self._failed(self.unreadable, name)
+
+    def _failed(self, names: list[str], name: bytes) -> None:
+        _note(names, name)
+        if self.failed is None:
+            self.failed = os.fsdecode(name), os.fsdecode(os.path.join(self.start, name))
 
     def _add(self, name: bytes, kind: str, info: os.stat_result, *, size: int = 0, link: bytes = b"") -> None:
         self._writer.add(
@@ -223,19 +246,19 @@ class _Outgoing:
         )
 
 
-def _matches(name: bytes, pieces: list[bytes]) -> bool:
-    """Whether ``name`` is the pieces with anything in between."""
-    if len(pieces) == 1:
-        return name == pieces[0]
-    first, *middle, final = pieces
+def _matches(name: bytes, literals: list[bytes]) -> bool:
+    """Return whether ``name`` is the literals of a pattern with anything in between."""
+    if len(literals) == 1:
+        return name == literals[0]
+    first, *middle, final = literals
     if len(name) < len(first) + len(final) or not (name.startswith(first) and name.endswith(final)):
         return False
     position, end = len(first), len(name) - len(final)
-    for piece in middle:
-        found = name.find(piece, position, end)
-        if found < 0:
+    for literal in middle:
+        start = name.find(literal, position, end)
+        if start < 0:
             return False
-        position = found + len(piece)
+        position = start + len(literal)
     return True
 
 

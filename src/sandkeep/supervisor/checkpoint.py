@@ -1,23 +1,25 @@
 """Copy a session's upper while the session runs, with one short freeze at the end.
 
-``copy_upper`` walks the tree several times. The first passes run beside the session and copy what is new or
-changed since the pass before; the last one runs frozen and is the one that counts: when it is over, the copy
-is the upper as it was at one instant. Only the frozen pass is felt by the session.
+``copy_upper`` walks the tree several times. The first passes run beside the session and copy entries that are
+new or changed since the pass before; the last pass runs while the session is frozen. After it, the copy is
+the upper as it was at one instant. The session notices only the frozen pass.
 
 The session is hostile and may rename, replace or grow anything under the walk, so directories are opened
-beneath the upper without following links and files by name with ``O_NOFOLLOW``; what vanishes is skipped and
-seen again by a later pass. An entry counts as unchanged when inode, size and change time are; three things
-would fool that and are dealt with:
+beneath the upper without following links and files by name with ``O_NOFOLLOW``; entries that vanish are
+skipped and seen again by a later pass. An entry counts as unchanged when its inode, size and change time are
+the same. Three things would defeat that and are handled:
 
 * a change within the clock's granularity of the copy: an entry that young is never trusted;
 * stores through a shared mapping, which move the change time only when a clean page is first written: a file
-  somebody has open for writing is flushed before it is copied, which makes its pages clean;
+  that is open for writing is flushed before it is copied, which makes its pages clean;
 * tmpfs, which never moves the change time for such stores: there, those files are copied again when frozen.
 
 Where source and destination are in a directory that is a btrfs subvolume of its own, the frozen part is one
 snapshot of that, and the copy is made from the snapshot afterwards.
 
-While a copy is under way the destination directory is flocked, so that recovery leaves it alone.
+The keys of entries are kept between the passes in a file beside the copy (``treeindex``), not in memory.
+
+While a copy runs, the destination directory is flocked, so that recovery leaves it alone.
 """
 
 from __future__ import annotations
@@ -29,18 +31,31 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Collection
+from contextlib import closing
 from typing import Final, NamedTuple
 
 from sandkeep.errors import WrongState, path_error
 from sandkeep.linux import btrfs
 from sandkeep.linux.syscalls import fstatfs_type, syncfs
-from sandkeep.supervisor.copying import (
+from sandkeep.shared.copying import (
     EntryCopier,
     apply_attributes,
     check_depth,
     link_entry,
     open_beneath,
     read_xattrs,
+    replaced,
+)
+from sandkeep.supervisor.treeindex import (
+    Directory,
+    Key,
+    Memory,
+    pack_attributes,
+    pack_entry,
+    pack_key,
+    same_inode,
+    unpack_attributes,
+    unpack_key,
 )
 
 _TMPFS_MAGIC: Final = 0x01021994
@@ -53,13 +68,11 @@ _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE, errno.EX
 _SNAPSHOT: Final = b"snapshot"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
-_Key = tuple[int, int, int, int]
-"""Kind, inode, size and change time. The kind is part of it because inode numbers are soon used again."""
 _NO_SIZE: Final = -1
 
 
-class Report(NamedTuple):
-    """What a checkpoint did. ``pause_ms`` is the time from asking for the freeze to the end of the thaw."""
+class CheckpointResult(NamedTuple):
+    """Result of a checkpoint. ``pause_ms`` is the time from asking for the freeze to the end of the thaw."""
 
     copied_files: int
     copied_bytes: int
@@ -75,14 +88,14 @@ def copy_upper(
     thaw: Callable[[], None],
     cancelled: Callable[[], bool],
     leave_out: Collection[str] = (),
-) -> Report:
+) -> CheckpointResult:
     """Copy the directory ``source`` to ``dest``, which must not exist or be empty. Both are absolute paths.
 
     Entries of ``source`` itself that ``leave_out`` names are not copied.
 
-    ``thaw`` is called whenever ``freeze`` was, however this ends. Raises ``WrongState`` once ``cancelled()``
-    says so, ``LimitReached`` when directories are nested absurdly deep, and a ``PathError`` when the copy
-    cannot be made; what is at ``dest`` then is to be thrown away.
+    ``thaw`` is called after every ``freeze``, also after a failure. Raises ``WrongState`` once
+    ``cancelled()`` returns true, ``LimitReached`` when directories are nested too deep, and a ``PathError``
+    when the copy cannot be made; the caller then removes ``dest``.
     """
     try:
         os.makedirs(dest, mode=0o700, exist_ok=True)
@@ -94,7 +107,8 @@ def copy_upper(
                 return _copy_from_snapshot(common, source, dest, dest_fd, freeze, thaw, cancelled, leave_out)
             source_fd = os.open(source, _DIRECTORY)
             try:
-                return _copy_in_passes(_Copier(source_fd, dest_fd, cancelled, leave_out), freeze, thaw)
+                with closing(_Copier(source_fd, dest_fd, cancelled, leave_out)) as copier:
+                    return _copy_in_passes(copier, freeze, thaw)
             finally:
                 os.close(source_fd)
         finally:
@@ -103,7 +117,9 @@ def copy_upper(
         raise path_error(error, "checkpoint", error.filename or source) from error
 
 
-def _copy_in_passes(copier: _Copier, freeze: Callable[[], None], thaw: Callable[[], None]) -> Report:
+def _copy_in_passes(
+    copier: _Copier, freeze: Callable[[], None], thaw: Callable[[], None]
+) -> CheckpointResult:
     passes, before = 0, -1
     while True:
         copied = copier.run(frozen=False)
@@ -120,11 +136,14 @@ def _copy_in_passes(copier: _Copier, freeze: Callable[[], None], thaw: Callable[
         thaw()
     pause = time.monotonic() - started
     copier.finish()
-    return Report(copier.files, copier.bytes, passes + 1, pause * 1000)
+    return CheckpointResult(copier.files, copier.bytes, passes + 1, pause * 1000)
 
 
 def _can_snapshot(directory: str, beside: str) -> bool:
-    """Whether ``directory`` is a subvolume and we may also drop snapshots of it, which takes more rights."""
+    """Return whether ``directory`` is a subvolume whose snapshots this process may delete, too.
+
+    Deleting takes more rights than making one.
+    """
     fd = os.open(directory, _DIRECTORY)
     beside_fd = os.open(beside, _DIRECTORY)
     try:
@@ -153,12 +172,12 @@ def _copy_from_snapshot(
     thaw: Callable[[], None],
     cancelled: Callable[[], bool],
     leave_out: Collection[str],
-) -> Report:
-    """Freeze for one snapshot of the subvolume both are in, then copy at leisure out of it."""
+) -> CheckpointResult:
+    """Freeze for one snapshot of the subvolume that holds both, thaw, then copy from the snapshot."""
     subvolume_fd = os.open(subvolume, _DIRECTORY)
     beside_fd = os.open(os.path.dirname(dest), _DIRECTORY)
     try:
-        # Most of a snapshot's time is flushing; what is flushed before the freeze does not prolong it.
+        # Most of a snapshot's time is flushing; flushing before the freeze makes the freeze shorter.
         syncfs(subvolume_fd)
         started = time.monotonic()
         try:
@@ -171,41 +190,29 @@ def _copy_from_snapshot(
             inside = os.fsencode(os.path.relpath(source, subvolume))
             source_fd = open_beneath(beside_fd, _SNAPSHOT + b"/" + inside)
             try:
-                copier = _Copier(source_fd, dest_fd, cancelled, leave_out)
-                copier.run(frozen=True)
-                copier.finish()
+                with closing(_Copier(source_fd, dest_fd, cancelled, leave_out)) as copier:
+                    copier.run(frozen=True)
+                    copier.finish()
             finally:
                 os.close(source_fd)
         finally:
             btrfs.destroy_subvolume(beside_fd, _SNAPSHOT)
-        return Report(copier.files, copier.bytes, 1, pause * 1000)
+        return CheckpointResult(copier.files, copier.bytes, 1, pause * 1000)
     finally:
         os.close(subvolume_fd)
         os.close(beside_fd)
 
 
-class _Directory:
-    """What the passes so far know of one directory of the upper."""
-
-    __slots__ = ("entries", "key")
-
-    def __init__(self) -> None:
-        self.entries: dict[bytes, _Key] = {}
-        self.key: tuple[int, int, int] | None = None
-
-
 class _Copier:
-    """The state that outlives a pass: what was copied, under which key."""
+    """The state kept between passes: which entries were copied, and the key of each."""
 
     __slots__ = (
-        "_attributes",
         "_cancelled",
         "_copier",
         "_dest",
         "_frozen",
         "_known",
         "_leave_out",
-        "_linked",
         "_pass_bytes",
         "_source",
         "_tmpfs",
@@ -221,10 +228,7 @@ class _Copier:
         self._dest = dest_fd
         self._cancelled = cancelled
         self._leave_out = frozenset(map(os.fsencode, leave_out))
-        self._known: dict[bytes, _Directory] = {}
-        # Directory attributes are applied last, because every entry made in a directory moves its times.
-        self._attributes: dict[bytes, tuple[os.stat_result, dict[str, bytes]]] = {}
-        self._linked: dict[int, tuple[bytes, bytes, _Key]] = {}
+        self._known = Memory(dest_fd)
         self._whiteout: tuple[bytes, bytes] | None = None
         self._tmpfs = fstatfs_type(source_fd) == _TMPFS_MAGIC
         self._copier = EntryCopier()
@@ -233,13 +237,16 @@ class _Copier:
         self.files = 0
         self.bytes = 0
 
+    def close(self) -> None:
+        self._known.close()
+
     # --- one pass --------------------------------------------------------------------------------------
 
     def run(self, *, frozen: bool) -> int:
-        """Bring the copy up to date; returns the bytes copied."""
+        """Bring the copy up to date and return the number of bytes copied."""
         self._frozen = frozen
         self._pass_bytes = 0
-        self._linked.clear()
+        self._known.forget_links()
         pending = [b""]
         while pending:
             if self._cancelled():
@@ -259,9 +266,12 @@ class _Copier:
         return self._pass_bytes
 
     def finish(self) -> None:
-        """Give directories their attributes, children before parents."""
-        for path in sorted(self._attributes, key=len, reverse=True):
-            status, xattrs = self._attributes[path]
+        """Give directories their attributes, children before parents.
+
+        Last, because every entry made in a directory moves its times.
+        """
+        for path, known in self._known.children_first():
+            status, xattrs = unpack_attributes(known.attributes)
             fd = open_beneath(self._dest, path)
             try:
                 apply_attributes(fd, status, xattrs, stale=set())
@@ -270,17 +280,20 @@ class _Copier:
 
     def _directory(self, fd: int, path: bytes, pending: list[bytes]) -> None:
         status = os.fstat(fd)
-        attributes = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+        key: tuple[int, int, int] | None = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
         known = self._known.get(path)
-        if known is None:
-            known = self._known[path] = _Directory()
-        if known.key != attributes:
-            known.key = None if self._young(status) else attributes
-            self._attributes[path] = (status, read_xattrs(fd))
-        before = known.entries
-        now: dict[bytes, _Key] = {}
+        same = known is not None and known.key == key
+        if known is None or not same:
+            attributes = pack_attributes(status, read_xattrs(fd))
+            if self._young(status):
+                key = None
+        else:
+            attributes = known.attributes
+        # Unchanged entries are taken out of ``known``, so the rest of it is gone or changed.
+        before = known.keys() if known is not None else {}
         prefix = path + b"/" if path else b""
-        changed: list[tuple[bytes, os.stat_result]] = []
+        changed: list[bytes] = []
+        reusable: set[bytes] = set()
         with os.scandir(fd) as entries:
             for entry in entries:
                 # scandir of a descriptor yields str; names are bytes, and surrogateescape keeps them whole.
@@ -291,46 +304,70 @@ class _Copier:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                if stat.S_ISDIR(status.st_mode):
-                    pending.append(prefix + name)
-                key = _key(status)
-                if before.get(name) == key:
-                    now[name] = key
+                known_key = before.get(name)
+                if known_key is not None and known_key == _key(status):
+                    del before[name]
+                    if stat.S_ISDIR(status.st_mode):
+                        pending.append(prefix + name)
                     continue
-                changed.append((name, status))
-        known.entries = now
-        gone = before.keys() - now.keys()
-        if not gone and not changed:
+                changed.append(name)
+                if known_key is not None and self._reusable(known_key, status):
+                    reusable.add(name)
+        if known is not None and not before and not changed:
+            if not same:
+                self._known.put(path, Directory(key, attributes, known.entries))
             return
+        now = bytearray()
+        for name, known_key in known.keys().items() if known is not None else ():
+            if name not in before:
+                now += pack_entry(name, known_key)
+        pending += self._replace(fd, path, before, changed, reusable, now)
+        self._known.put(path, Directory(key, attributes, bytes(now)))
+
+    def _replace(
+        self,
+        fd: int,
+        path: bytes,
+        before: dict[bytes, Key],
+        changed: list[bytes],
+        reusable: set[bytes],
+        now: bytearray,
+    ) -> list[bytes]:
+        """Remove entries that are gone, copy changed ones, and add the key of each to ``now``.
+
+        Returns the directories that were made, which are empty.
+        """
+        made: list[bytes] = []
+        prefix = path + b"/" if path else b""
         dest_fd = open_beneath(self._dest, path)
         try:
-            # Everything about to be replaced goes first, except what a file's new contents can overwrite.
-            fresh = dict(changed)
-            reusable = set()
-            for name in gone:
-                status_now = fresh.get(name)
-                if status_now is not None and self._reusable(before[name], status_now):
-                    reusable.add(name)
-                else:
-                    self._remove(dest_fd, prefix, name, directory=before[name][0] == stat.S_IFDIR)
-            for name, status in changed:
+            # Remove everything about to be replaced, except files whose content can be overwritten in place.
+            for name, key in before.items():
+                if name not in reusable:
+                    self._remove(dest_fd, prefix, name, directory=_is_directory(key))
+            for name in changed:
                 try:
-                    now[name] = self._entry(fd, dest_fd, path, name, status, reuse=name in reusable)
+                    # A second stat: keeping the results for all new entries would take much memory.
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    if name in reusable and not self._reusable(before[name], status):
+                        raise replaced(name)
+                    key = self._entry(fd, dest_fd, path, name, status, reuse=name in reusable)
                 except OSError as error:
                     if error.errno not in _GONE or self._frozen:
                         raise
                     self._remove(dest_fd, prefix, name, directory=False)
+                else:
+                    now += pack_entry(name, key)
+                    if _is_directory(key):
+                        made.append(prefix + name)
         finally:
             os.close(dest_fd)
-        if path in self._attributes:
-            return
-        # Entries were replaced in a directory that did not change itself (a file was rewritten in place).
-        self._attributes[path] = (os.fstat(fd), read_xattrs(fd))
+        return made
 
     @staticmethod
-    def _reusable(before: _Key, status: os.stat_result) -> bool:
-        """The same single-named regular file, only rewritten: its copy can be overwritten in place."""
-        return before[0] == stat.S_IFREG and before[:2] == _key(status)[:2] and status.st_nlink == 1
+    def _reusable(before: Key, status: os.stat_result) -> bool:
+        """Return whether it is the same regular file with one name: its copy can be overwritten in place."""
+        return stat.S_ISREG(status.st_mode) and same_inode(before, _key(status)) and status.st_nlink == 1
 
     def _remove(self, dest_fd: int, prefix: bytes, name: bytes, *, directory: bool) -> None:
         if not directory:
@@ -339,23 +376,22 @@ class _Copier:
             except FileNotFoundError:
                 pass
             return
-        # Forget the subtree, children first, emptying each directory from what the passes put there.
+        # Remove the subtree, children first: each directory holds only what earlier passes put there.
         order, pending = [], [prefix + name]
         while pending:
             path = pending.pop()
             order.append(path)
             known = self._known.get(path)
             if known is not None:
-                pending.extend(path + b"/" + n for n, key in known.entries.items() if key[0] == stat.S_IFDIR)
+                pending.extend(path + b"/" + n for n, key in known.keys().items() if _is_directory(key))
         for path in reversed(order):
-            known = self._known.pop(path, None)
-            self._attributes.pop(path, None)
+            known = self._known.forget(path)
             parent, _, last = path.rpartition(b"/")
             if known is not None:
                 fd = open_beneath(self._dest, path)
                 try:
-                    for child, key in known.entries.items():
-                        if key[0] != stat.S_IFDIR:
+                    for child, key in known.keys().items():
+                        if not _is_directory(key):
                             os.unlink(child, dir_fd=fd)
                 finally:
                     os.close(fd)
@@ -369,22 +405,22 @@ class _Copier:
 
     def _entry(
         self, fd: int, dest_fd: int, path: bytes, name: bytes, status: os.stat_result, *, reuse: bool
-    ) -> _Key:
-        """Make ``name`` in the copy; returns the key under which it is now known."""
+    ) -> Key:
+        """Make ``name`` in the copy and return its key."""
         mode = status.st_mode
         if stat.S_ISDIR(mode):
             os.mkdir(name, 0o700, dir_fd=dest_fd)
             return _key(status)
         key = self._trusted(status)
         if status.st_nlink > 1 and not stat.S_ISCHR(mode):
-            first = self._linked.get(status.st_ino)
+            first = self._known.link(status.st_ino)
             if first is not None and link_entry(self._dest, first[:2], dest_fd, name):
-                # What was linked is the state the first name was copied in, so that is what is known.
+                # The link has the content that was copied under the first name, so it has that one's key.
                 return first[2]
         if stat.S_ISREG(mode):
             key = self._file(fd, dest_fd, name, reuse=reuse)
         elif stat.S_ISCHR(mode) and status.st_rdev == 0:
-            # Whiteouts carry nothing but their name; the kernel links them together, and so do we.
+            # A whiteout is only a name; the kernel makes them hard links of one inode, and so does the copy.
             if self._whiteout is None or not link_entry(self._dest, self._whiteout, dest_fd, name):
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=dest_fd)
                 self._whiteout = (path, name)
@@ -392,19 +428,19 @@ class _Copier:
         else:
             self._copier.other(fd, dest_fd, name, status)
         if status.st_nlink > 1:
-            self._linked[status.st_ino] = (path, name, key)
+            self._known.put_link(status.st_ino, path, name, key)
         self.files += 1
         return key
 
     def _young(self, status: os.stat_result) -> bool:
-        """Whether it changed so recently that the next change may not move its change time."""
+        """Return whether it changed so recently that the next change may not move its change time."""
         return not self._frozen and status.st_ctime_ns > time.time_ns() - _YOUNG_NS
 
-    def _trusted(self, status: os.stat_result) -> _Key:
-        """The key of an entry about to be copied; one no later state can equal if it is young."""
+    def _trusted(self, status: os.stat_result) -> Key:
+        """Return the key of an entry about to be copied; for a young entry, one that never matches again."""
         return _unequalled(_key(status)) if self._young(status) else _key(status)
 
-    def _file(self, fd: int, dest_fd: int, name: bytes, *, reuse: bool) -> _Key:
+    def _file(self, fd: int, dest_fd: int, name: bytes, *, reuse: bool) -> Key:
         source, status = self._copier.open_file(fd, name)
         try:
             key = self._trusted(status)
@@ -421,23 +457,30 @@ class _Copier:
         return key
 
 
-def _key(status: os.stat_result) -> _Key:
+def _key(status: os.stat_result) -> Key:
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFDIR:
-        # A directory is known by its inode alone: its contents are compared one by one.
-        return (kind, status.st_ino, 0, 0)
-    return (kind, status.st_ino, status.st_size, status.st_ctime_ns)
+        # The key of a directory is its inode alone: its entries are compared one by one.
+        return pack_key(kind, status.st_ino, 0, 0)
+    # The kind is part of the key because inode numbers are soon used again.
+    return pack_key(kind, status.st_ino, status.st_size, status.st_ctime_ns)
 
 
-def _unequalled(key: _Key) -> _Key:
-    return (key[0], key[1], _NO_SIZE, key[3])
+def _is_directory(key: Key) -> bool:
+    return unpack_key(key)[0] == stat.S_IFDIR
+
+
+def _unequalled(key: Key) -> Key:
+    kind, inode, _, changed_ns = unpack_key(key)
+    return pack_key(kind, inode, _NO_SIZE, changed_ns)
 
 
 def _has_writer(fd: int) -> bool:
-    """Whether somebody has this file open for writing, which includes every shared writable mapping.
+    """Return whether a process has this file open for writing, which includes shared writable mappings.
 
-    A read lease is only given on a file without writers. Without the right to take one, nobody is assumed.
-    An opener meanwhile waits for us and we are signalled, by default with SIGIO, which would be our end.
+    The kernel grants a read lease only on a file without writers. Without the right to take a lease, no
+    writer is assumed. A process that opens the file during the lease waits for the supervisor, and the kernel
+    signals the supervisor, by default with SIGIO, which would kill it.
     """
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     try:

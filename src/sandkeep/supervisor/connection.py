@@ -1,4 +1,4 @@
-"""One client of the control socket: frames in, answers out, and the hand-over to a thread for file work."""
+"""One client of the control socket: requests in, responses out, and lending the socket to a thread."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from sandkeep.errors import InternalError, InvalidRequest, SandkeepError
 from sandkeep.linux import sockets
-from sandkeep.supervisor import protocol
+from sandkeep.shared import protocol
 from sandkeep.supervisor.reactor import Reactor
 
 _OUTGOING_LIMIT: Final = 8 << 20
-"""A client that asks and never reads is cut off here."""
+"""Most bytes of responses kept for a client that does not read; beyond, the connection is closed."""
 
 Dispatch = Callable[["Connection", dict[str, Any], bytes], None]
 
@@ -47,12 +47,14 @@ class Connection:
         self._send(protocol.encode({"id": request, "error": error.to_json()}))
 
     def hand_over(self, request: Any, result: dict[str, Any], fds: list[int]) -> None:
-        """Answer with descriptors, which travel with the answer's first byte."""
+        """Respond with descriptors, which travel with the first byte of the response."""
+        if self.closed:
+            return
         self._flush()
         if self._outgoing or self._lent:
-            raise InternalError("descriptors can only be given on a connection that is read")
+            raise InternalError("descriptors can only be sent while no earlier response is queued")
         if not self.closed:
-            sockets.send(self._sock, protocol.encode({"id": request, "ok": result}), fds)
+            sockets.send(self._sock, protocol.encode({"id": request, "ok": result, "fds": len(fds)}), fds)
 
     def _send(self, data: bytes) -> None:
         if self.closed:
@@ -102,10 +104,10 @@ class Connection:
             return
         for index, (body, blob) in enumerate(frames):
             if body is None or self.closed:
-                continue  # data frames of an operation that was refused before it read them
+                continue  # data frames of an operation that was refused before it read them all
             self._serve(body, blob)
             if self._lent:
-                # Whatever the client sent behind a streaming request belongs to that stream.
+                # All bytes that follow a streaming request belong to that stream.
                 rest = b"".join(protocol.encode(*frame) for frame in frames[index + 1 :])
                 self._lent_rest = rest + self._decoder.take_rest()
                 return
@@ -114,7 +116,7 @@ class Connection:
         request = body.get("id")
         try:
             if request is None:
-                raise InvalidRequest("a request has an id", field="id")
+                raise InvalidRequest("a request needs an id", field="id")
             self._dispatch(self, body, blob)
         except SandkeepError as error:
             self.refuse(request, error)
@@ -126,16 +128,16 @@ class Connection:
 
     # --- lending the socket to a thread ------------------------------------------------------------------
 
-    def lend(self, work: Callable[[Stream], None]) -> None:
-        """Give the socket to a thread until ``work`` returns; then it is ours again, or closed."""
+    def lend(self, work: Callable[[LentSocket], None]) -> None:
+        """Lend the socket to a thread until ``work`` returns; then the loop has it back, or it is closed."""
         self._lent = True
         self._lent_rest = b""
         self._reactor.remove(self._sock.fileno())
-        # Posted, so that _take has put aside what arrived behind the request.
+        # Posted, so that _take has first put aside the bytes that arrived after the request.
         self._reactor.post(lambda: self._reactor.thread(self._lent_out, work))
 
-    def _lent_out(self, work: Callable[[Stream], None]) -> None:
-        stream = Stream(self._sock, self._lent_rest)
+    def _lent_out(self, work: Callable[[LentSocket], None]) -> None:
+        stream = LentSocket(self._sock, self._lent_rest)
         try:
             if self._outgoing:
                 self._sock.setblocking(True)
@@ -146,7 +148,7 @@ class Connection:
             stream.broken = True
         self._reactor.post(lambda: self._take_back(stream))
 
-    def _take_back(self, stream: Stream) -> None:
+    def _take_back(self, stream: LentSocket) -> None:
         self._lent = False
         if stream.broken or self.closed:
             self.closed = True
@@ -160,12 +162,12 @@ class Connection:
             self._take(rest)
 
 
-class Stream:
-    """Blocking frames on a lent socket: what a file operation reads its data from and writes it to."""
+class LentSocket:
+    """Blocking frames on a lent socket, from which a file operation reads its data and to which it writes."""
 
     def __init__(self, sock: socket.socket, rest: bytes) -> None:
         sock.setblocking(True)
-        # A client that stops in the middle must not hold a thread for ever.
+        # A client that stalls must not block a thread forever.
         sock.settimeout(300)
         self.sock = sock
         self.broken = False
@@ -190,7 +192,7 @@ class Stream:
         return taken
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` bytes of the data the client sends; empty at its end."""
+        """Return up to ``size`` bytes of the client's data, ``b""`` at its end."""
         if self._ended:
             return b""
         while self._left == 0:
@@ -217,21 +219,21 @@ class Stream:
         return data
 
     def take_socket(self, request: Any, facts: dict[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
-        """Say that a connection may be handed over now, and wait for it and what is said with it.
+        """Ask the client to send its connection, wait for the descriptor, and return it with its message.
 
-        What is then left of that frame is the only data to ``read``. When it does not come this connection is
-        of no use any more: an answer could be taken for one to what comes late.
+        The rest of that frame is then the only data to ``read``. If the descriptor does not come, this
+        connection cannot be used any more: a late one could be taken for the reply to a later request.
         """
         if self._buffer:
-            raise protocol.ProtocolError("sent before it was asked for")
+            raise protocol.ProtocolError("the client sent data before the supervisor asked for it")
         try:
             self.sock.sendall(protocol.encode({"id": request, "direct": facts}))
             data, fds = sockets.receive(self.sock, protocol.HEADER.size + (1 << 16))
         except OSError as error:
-            raise protocol.ProtocolError(f"nothing was handed over: {error}") from error
+            raise protocol.ProtocolError(f"the client sent no descriptor: {error}") from error
         try:
             if not data:
-                raise protocol.ProtocolError("nothing was handed over")
+                raise protocol.ProtocolError("the client sent no descriptor")
             self._buffer += data
             json_length, self._left = protocol.decode_header(self._exactly(protocol.HEADER.size))
             body = protocol.decode_json(self._exactly(json_length))
@@ -244,16 +246,16 @@ class Stream:
                 os.close(fd)
 
     def skip_input(self) -> None:
-        """Read and forget what the client still sends, so that it sees our answer instead of a reset."""
+        """Discard the rest of the client's data, so that the client reads the response instead of a reset."""
         while self.read(1 << 20):
             pass
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:
-            piece, view = view[: protocol.MAX_BLOB], view[protocol.MAX_BLOB :]
-            self.sock.sendall(protocol.HEADER.pack(0, len(piece)))
-            self.sock.sendall(piece)
+            chunk, view = view[: protocol.MAX_BLOB], view[protocol.MAX_BLOB :]
+            self.sock.sendall(protocol.HEADER.pack(0, len(chunk)))
+            self.sock.sendall(chunk)
 
     def answer(self, request: Any, result: dict[str, Any]) -> None:
         self.sock.sendall(protocol.encode({"id": request, "ok": result}))

@@ -1,8 +1,8 @@
 """Unpacking a tar stream into a session, as one of its users.
 
-One entry is held at a time, and names are found as ``tree`` says: whatever links an archive or the sandbox
-makes, nothing outside the sandbox is touched. Hard links stay below the destination; absolute names, ``..``,
-FIFOs and device nodes are refused.
+One entry is held at a time. Names are resolved by ``tree``, so no link that an archive or the sandbox makes
+leads outside the sandbox. Hard links stay below the destination; absolute names, ``..``, FIFOs and device
+nodes are refused.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from sandkeep.errors import ArchiveError, SandkeepError, path_error
 from sandkeep.linux import syscalls
-from sandkeep.supervisor.drafts import Draft, temporary_name
+from sandkeep.shared.tarreader import TarEntry, TarReader
+from sandkeep.supervisor.atomicwrite import Draft, temporary_name
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import SESSION_IDS, Identity
-from sandkeep.supervisor.tar import Entry, TarReader
 from sandkeep.supervisor.tree import Fd, Path, absolute, proc_path
 
 
@@ -30,7 +30,7 @@ def extract(
     *,
     cwd: Path = "/",
     keep_owner: bool = False,
-    on_entry: Callable[[Entry], object] | None = None,
+    on_entry: Callable[[TarEntry], object] | None = None,
 ) -> int:
     """Unpack an archive below ``dest``, which is made if missing, and return the number of entries.
 
@@ -38,8 +38,8 @@ def extract(
     ``keep_owner`` everything belongs to ``identity`` and set-id bits are dropped; ``user.*`` attributes are
     set, and file capabilities too with ``keep_owner``. ``on_entry`` is called after each entry is in place.
 
-    Stops at the first entry that fails with an ``ArchiveError`` carrying ``entry``, ``index`` and
-    ``entries``, the number in place. What was cut off in the middle is not left behind.
+    Stops at the first entry that fails with an ``ArchiveError`` carrying ``path``, ``entry``, ``index`` and
+    ``entries``, the number in place. A file whose content is cut short is removed.
     """
     with files.acting_as(identity):
         try:
@@ -47,7 +47,8 @@ def extract(
         except OSError as error:
             raise path_error(error, "extract to", dest) from error
         with Fd(fd):
-            extraction = _Extraction(files, fd, absolute(dest, cwd), keep_owner=keep_owner)
+            below = absolute(dest, cwd)
+            extraction = _Extraction(files, fd, below, keep_owner=keep_owner)
             done = 0
             try:
                 for entry in reader:
@@ -57,6 +58,8 @@ def extract(
                         on_entry(entry)
             except SandkeepError as error:
                 error.details["entries"] = done
+                if (entry_name := error.details.get("entry")) is not None:
+                    error.details["path"] = os.path.join(os.fsdecode(below), entry_name.rstrip("/"))
                 raise
             finally:
                 extraction.finish()
@@ -64,7 +67,7 @@ def extract(
 
 
 class _NewDirectory(NamedTuple):
-    """A directory of the archive whose final mode and time wait until its contents are there."""
+    """A directory of the archive that gets its mode and time after its contents."""
 
     name: bytes
     key: tuple[int, int]
@@ -85,7 +88,7 @@ class _Extraction:
         self._directory_fd = -1
         self._unfinished: list[_NewDirectory] = []
 
-    def place(self, entry: Entry) -> None:
+    def place(self, entry: TarEntry) -> None:
         try:
             name = _relative(entry, entry.name)
             if not name and entry.kind == "directory":
@@ -117,7 +120,7 @@ class _Extraction:
             ) from error
 
     def finish(self) -> None:
-        """Give directories their modes and times, and let go of descriptors."""
+        """Set the modes and times of directories and close descriptors."""
         while self._unfinished:
             self._finish_directory(self._unfinished.pop())
         if self._directory_fd >= 0:
@@ -134,7 +137,7 @@ class _Extraction:
             self._directory, self._directory_fd = directory, fd
         return self._directory_fd
 
-    def _file(self, entry: Entry, parent: int, name: bytes) -> None:
+    def _file(self, entry: TarEntry, parent: int, name: bytes) -> None:
         try:
             fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent)
         except FileExistsError:
@@ -148,7 +151,7 @@ class _Extraction:
         finally:
             os.close(fd)
 
-    def _replace_file(self, entry: Entry, parent: int, name: bytes) -> None:
+    def _replace_file(self, entry: TarEntry, parent: int, name: bytes) -> None:
         if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         draft = Draft(parent, name)
@@ -158,7 +161,7 @@ class _Extraction:
         finally:
             draft.close()
 
-    def _fill(self, entry: Entry, fd: int) -> None:
+    def _fill(self, entry: TarEntry, fd: int) -> None:
         entry.copy_to(fd)
         if self._owner:
             os.fchown(fd, *self._ids(entry))
@@ -168,11 +171,11 @@ class _Extraction:
         os.fchmod(fd, entry.mode & self._modes)
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
 
-    def _make_directory(self, entry: Entry, parent: int, name: bytes, whole: bytes) -> None:
+    def _make_directory(self, entry: TarEntry, parent: int, name: bytes, whole: bytes) -> None:
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
         except FileExistsError:
-            # A link to a directory is as good as one.
+            # A link to a directory counts as one.
             if not self._tree.exists(self._dest + b"/" + whole, os.O_DIRECTORY):
                 raise
             return
@@ -183,7 +186,7 @@ class _Extraction:
         mode = entry.mode & self._modes | info.st_mode & stat.S_ISGID
         self._unfinished.append(_NewDirectory(whole, (info.st_dev, info.st_ino), mode, entry.mtime_ns))
 
-    def _hardlink(self, entry: Entry, parent: int, name: bytes) -> None:
+    def _hardlink(self, entry: TarEntry, parent: int, name: bytes) -> None:
         target = _relative(entry, entry.link)
         directory, _, last = target.rpartition(b"/")
         if not last:
@@ -214,27 +217,27 @@ class _Extraction:
             # Renaming one name of a file over another name of it leaves both.
             _unlink_if_there(parent, temporary)
 
-    def _own_symlink(self, entry: Entry, parent: int, name: bytes) -> None:
+    def _own_symlink(self, entry: TarEntry, parent: int, name: bytes) -> None:
         if not self._owner:
             return
         with Fd(os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=parent)) as fd:
-            # It may have been swapped for another name of somebody's file.
+            # A process in the sandbox may have replaced it by a hard link to another user's file.
             if stat.S_ISLNK(os.fstat(fd).st_mode):
                 os.chown(proc_path(fd), *self._ids(entry))
 
-    def _ids(self, entry: Entry) -> tuple[int, int]:
+    def _ids(self, entry: TarEntry) -> tuple[int, int]:
         if entry.uid >= SESSION_IDS or entry.gid >= SESSION_IDS:
             raise _refused(entry, f"belongs to {entry.uid}:{entry.gid}, ids the sandbox does not have")
         return self._tree.outside(entry.uid), self._tree.outside(entry.gid)
 
     def _wanted_attribute(self, key: bytes) -> bool:
         if key.startswith(b"user."):
-            # Overlay's own, live should the layer ever be mounted with ``userxattr``.
+            # Overlayfs reads these itself if the layer is ever mounted with ``userxattr``.
             return not key.startswith(b"user.overlay.")
         return self._owner and key == b"security.capability"
 
     def _finish_left(self, name: bytes) -> None:
-        """Finish the directories that ``name`` is not in, so that few are ever waiting."""
+        """Finish the directories that do not contain ``name``, so that few are pending at a time."""
         while self._unfinished and not name.startswith(self._unfinished[-1].name + b"/"):
             self._finish_directory(self._unfinished.pop())
 
@@ -242,17 +245,17 @@ class _Extraction:
         try:
             with Fd(self._tree.open(self._dest + b"/" + new.name, os.O_PATH | os.O_NOFOLLOW)) as fd:
                 info = os.fstat(fd)
-                # Found by path again, so it must be the one that was made.
+                # Looked up by path again, so check that it is the one that was made.
                 if (info.st_dev, info.st_ino) == new.key:
                     os.utime(proc_path(fd), ns=(new.mtime_ns, new.mtime_ns))
                     os.chmod(proc_path(fd), new.mode)
         except OSError:
-            # Somebody in the sandbox took it away meanwhile.
+            # A process in the sandbox removed it.
             pass
 
 
-def _relative(entry: Entry, name: bytes) -> bytes:
-    """``name`` below the destination, without ``.`` and empty parts; the destination itself is ``b""``."""
+def _relative(entry: TarEntry, name: bytes) -> bytes:
+    """Return ``name`` without ``.`` and empty parts, ``b""`` for the destination itself."""
     if name.startswith(b"/"):
         raise _refused(entry, "has an absolute name")
     if b"/./" not in name and b"//" not in name and b".." not in name and name[:2] != b"./":
@@ -263,7 +266,7 @@ def _relative(entry: Entry, name: bytes) -> bytes:
     return b"/".join(parts)
 
 
-def _refused(entry: Entry, why: str) -> ArchiveError:
+def _refused(entry: TarEntry, why: str) -> ArchiveError:
     name = os.fsdecode(entry.name)
     return ArchiveError(f"entry {entry.index} ({name}) {why}", entry=name, index=entry.index)
 

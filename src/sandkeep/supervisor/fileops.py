@@ -1,7 +1,7 @@
-"""File operations as clients ask for them: arguments in, data frames and one answer out.
+"""File operations for clients: arguments in, data frames and one response out.
 
 Runs on a thread that was lent the client's connection. An operation that takes data reads all of it before
-it answers, also when it failed half-way: the client then sees why instead of a broken connection.
+it responds, also when it fails half-way: the client then reads the error instead of a broken connection.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sandkeep.errors import InternalError, InvalidRequest, SandkeepError
-from sandkeep.supervisor import protocol
+from sandkeep.shared import protocol
+from sandkeep.shared.tarreader import TarReader
+from sandkeep.shared.tarwriter import TarWriter
 from sandkeep.supervisor.archive import archive
-from sandkeep.supervisor.connection import Stream
-from sandkeep.supervisor.drafts import Source
+from sandkeep.supervisor.atomicwrite import ReadContent
+from sandkeep.supervisor.connection import LentSocket
+from sandkeep.supervisor.direct import DirectSocket, DirectUpload
 from sandkeep.supervisor.extract import extract
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import Identity
-from sandkeep.supervisor.passage import Incoming, Passage
-from sandkeep.supervisor.tar import TarReader, TarWriter
-from sandkeep.supervisor.watching import Watcher
+from sandkeep.supervisor.inotify import Watcher
+from sandkeep.supervisor.lines import MAX_BYTES, read_lines
+from sandkeep.supervisor.tree import Fd
 
 _READ_BYTES: Final = 1 << 20
 
 
 class Call:
-    """One operation under way."""
+    """One operation that is running."""
 
     def __init__(
         self,
         files: SessionFiles,
-        stream: Stream,
+        stream: LentSocket,
         request: Any,
         body: dict[str, Any],
         identity: Identity,
@@ -40,7 +43,7 @@ class Call:
         self.files = files
         self.stream = stream
         self.request = request
-        self.incoming: Incoming | None = None
+        self.incoming: DirectUpload | None = None
         self.body = body
         self.identity = identity
         self.cwd = cwd
@@ -57,21 +60,25 @@ class Call:
             raise InvalidRequest(f"{name} must be a number", field=name)
         return value
 
+    def integer(self, name: str, default: int) -> int:
+        value = self.number(name, default)
+        return default if value is None else value
+
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.body.get(name, default)
         if not isinstance(value, bool):
             raise InvalidRequest(f"{name} must be true or false", field=name)
         return value
 
-    def passage(self, **facts: Any) -> tuple[Passage, int]:
-        """The client's connection, and how many bytes of it are content."""
+    def passage(self, **facts: Any) -> tuple[DirectSocket, int]:
+        """Return the client's socket and how many bytes on it are content."""
         sock, said = self.stream.take_socket(self.request, facts)
-        return Passage(sock, self.stream.sock), int(said["left"])
+        return DirectSocket(sock, self.stream.sock), int(said["left"])
 
-    def source(self) -> Source:
+    def source(self) -> ReadContent:
         if not self.flag("direct"):
             return self.stream.read
-        self.incoming = Incoming(self.passage, self.stream.read)
+        self.incoming = DirectUpload(self.passage, self.stream.read)
         return self.incoming
 
     def skip_input(self) -> None:
@@ -86,7 +93,7 @@ class Call:
 
 
 def serve(
-    stream: Stream,
+    stream: LentSocket,
     request: Any,
     op: str,
     body: dict[str, Any],
@@ -94,7 +101,7 @@ def serve(
     files: SessionFiles,
     cwd: str,
 ) -> None:
-    """Carry out one operation and answer it."""
+    """Run one operation and send its response."""
     call = Call(files, stream, request, body, identity, cwd)
     try:
         _serve(call, op)
@@ -132,8 +139,8 @@ def _list(call: Call) -> dict[str, Any]:
     entries = call.files.listdir(call.text("path"), call.identity, cwd=call.cwd)
     # Sent as data: a directory may be larger than a frame of JSON.
     for start in range(0, len(entries), 1000):
-        piece = [entry._asdict() for entry in entries[start : start + 1000]]
-        call.stream.write(protocol.encode_json_line(piece))
+        chunk = [entry._asdict() for entry in entries[start : start + 1000]]
+        call.stream.write(protocol.encode_json_line(chunk))
     return {"count": len(entries)}
 
 
@@ -156,16 +163,30 @@ def _read(call: Call) -> dict[str, Any]:
             return {"size": opened.size, "sent": sent}
         left, position = opened.length, opened.offset
         while left > 0:
-            # Read before its size is stated: a small file that is being rewritten is one that is there.
-            piece = os.pread(opened.fd, min(left, _READ_BYTES), position)
-            if not piece:
+            # Read before the size is sent: a small file may be rewritten at the same time.
+            chunk = os.pread(opened.fd, min(left, _READ_BYTES), position)
+            if not chunk:
                 break
-            call.stream.write(piece)
-            left -= len(piece)
-            position += len(piece)
+            call.stream.write(chunk)
+            left -= len(chunk)
+            position += len(chunk)
         return {"size": opened.size, "sent": position - opened.offset}
     finally:
         os.close(opened.fd)
+
+
+def _lines(call: Call) -> dict[str, Any]:
+    opened = call.files.open_read(call.text("path"), call.identity, cwd=call.cwd)
+    with Fd(opened.fd) as fd:
+        found = read_lines(
+            fd,
+            start=call.integer("start", 1),
+            limit=call.integer("limit", MAX_BYTES),
+            max_bytes=call.integer("max_bytes", MAX_BYTES),
+        )
+    if found.data:
+        call.stream.write(found.data)
+    return {"lines": found.lines, "more": found.more, "cut": found.cut}
 
 
 def _write(call: Call) -> dict[str, Any]:
@@ -225,6 +246,11 @@ def _readlink(call: Call) -> dict[str, Any]:
     return {"target": call.files.readlink(call.text("path"), call.identity, cwd=call.cwd)}
 
 
+def _realpath(call: Call) -> dict[str, Any]:
+    path = call.text("path")
+    return {"path": call.files.realpath(path, call.identity, cwd=call.cwd, strict=call.flag("strict"))}
+
+
 def _chmod(call: Call) -> dict[str, Any]:
     mode = call.number("mode")
     if mode is None:
@@ -282,7 +308,7 @@ def _watch(call: Call) -> dict[str, Any]:
         call.files, call.text("path"), call.identity, cwd=call.cwd, recursive=call.flag("recursive", True)
     )
     try:
-        # An empty message first: from here on nothing is missed.
+        # An empty message first: it says that no later change is missed.
         call.stream.write(protocol.encode_json_line([]))
         call.stream.sock.settimeout(None)
         watcher.run(
@@ -297,12 +323,14 @@ _OPERATIONS: Final[dict[str, Callable[[Call], dict[str, Any]]]] = {
     "stat": _stat,
     "list": _list,
     "read": _read,
+    "lines": _lines,
     "write": _write,
     "mkdir": _mkdir,
     "rename": _rename,
     "remove": _remove,
     "symlink": _symlink,
     "readlink": _readlink,
+    "realpath": _realpath,
     "chmod": _chmod,
     "chown": _chown,
     "copy": _copy,

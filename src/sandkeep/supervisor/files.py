@@ -1,11 +1,11 @@
 """File operations on a session from outside it, as one of its users.
 
 Every operation names a path of the sandbox, an ``Identity`` to act as, and runs on the calling thread. Names
-are found as ``tree`` says, so nothing leads outside the sandbox. Content is only read from and written to
+are resolved by ``tree``, so no path leads outside the sandbox. Content is only read from and written to
 regular files, opened with ``O_NONBLOCK`` until that is known; FIFOs, devices and sockets are refused.
 
-Paths are ``str`` (with surrogate escapes for bytes that are no text) or ``bytes``; a relative one starts at
-``cwd``. Failures are ``PathError`` and its kinds; a path that cannot be one is ``InvalidRequest``.
+Paths are ``str`` (with surrogate escapes for bytes that are not UTF-8) or ``bytes``; a relative one starts at
+``cwd``. Failures are ``PathError`` and its subclasses; an invalid path is ``InvalidRequest``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from sandkeep.errors import (
     path_error,
 )
 from sandkeep.linux import syscalls
-from sandkeep.supervisor.drafts import Draft, InPlace, Source
+from sandkeep.shared.removal import remove_tree
+from sandkeep.supervisor.atomicwrite import Draft, InPlace, ReadContent
 from sandkeep.supervisor.identity import SESSION_IDS, ActingAs, Identity
-from sandkeep.supervisor.removal import remove_tree
 from sandkeep.supervisor.tree import (
     Fd,
     KernelFileSystem,
+    NotOfTheSession,
     Path,
     Tree,
     absolute,
@@ -40,7 +41,7 @@ from sandkeep.supervisor.tree import (
 
 LIST_LIMIT = 100_000
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR)
-"""What renaming is answered with because of what is at the new name."""
+"""Errors of renaming that are caused by an entry at the new name."""
 
 _KINDS = {
     stat.S_IFREG: "file",
@@ -66,7 +67,7 @@ class Stat(NamedTuple):
     ino: int
     nlink: int
     target: str | None
-    """Where a symbolic link points, as written in it."""
+    """Target of a symbolic link, as stored."""
 
 
 class Opened(NamedTuple):
@@ -76,7 +77,7 @@ class Opened(NamedTuple):
     size: int
     offset: int
     length: int
-    """Bytes asked for that the file had when it was opened."""
+    """Bytes of the requested range that the file had when it was opened."""
 
 
 class SessionFiles:
@@ -103,7 +104,7 @@ class SessionFiles:
     def listdir(
         self, path: Path, identity: Identity, *, cwd: Path = "/", limit: int = LIST_LIMIT
     ) -> list[Stat]:
-        """Entries sorted by name; entries that vanish meanwhile are left out.
+        """Return the entries sorted by name; entries that vanish during the call are left out.
 
         Raises ``LimitReached`` beyond ``limit`` entries.
         """
@@ -142,7 +143,7 @@ class SessionFiles:
     ) -> Opened:
         """Open a regular file for reading, for ``sendfile`` or ``read`` from where it is positioned."""
         if not 0 <= offset < 1 << 63 or (length is not None and length < 0):
-            raise InvalidRequest(f"no file has {length} bytes from {offset}", field="offset")
+            raise InvalidRequest(f"{length} bytes from offset {offset} is not a range", field="offset")
         with self._operation("read", path, identity):
             fd = self.tree.open(absolute(path, cwd), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
             try:
@@ -163,12 +164,17 @@ class SessionFiles:
                 raise _Explained(errno.EINVAL, "Not a symbolic link")
             return os.readlink("", dir_fd=fd)
 
+    def realpath(self, path: Path, identity: Identity, *, cwd: Path = "/", strict: bool = False) -> str:
+        """Return the path without symbolic links; with ``strict`` everything on it must exist."""
+        with self._operation("realpath", path, identity):
+            return os.fsdecode(self.tree.real(absolute(path, cwd), strict=strict))
+
     # --- writing ---------------------------------------------------------------------------------------
 
     def write(
         self,
         path: Path,
-        source: Source,
+        source: ReadContent,
         identity: Identity,
         *,
         cwd: Path = "/",
@@ -178,15 +184,15 @@ class SessionFiles:
         exclusive: bool = False,
         size: int | None = None,
     ) -> int:
-        """Write what ``source`` yields and return how many bytes that was.
+        """Write the content of ``source`` and return its length.
 
-        The file appears, or replaces an existing one, when all of it is there; readers of the old one keep
-        it. A replaced file keeps its permissions unless ``mode`` is given, and its owner where the identity
-        may set it. In a directory where the identity may not create files, an existing file is written in
-        place instead. ``append`` writes at the end, in place. ``exclusive`` refuses an existing entry.
-        ``size``, if given, must be what arrives.
+        The file appears, or replaces an existing one, when it is complete; processes that read the old one
+        keep it. A replaced file keeps its permissions unless ``mode`` is given, and its owner where the
+        identity may set it. In a directory where the identity may not create files, an existing file is
+        written in place instead. ``append`` writes at the end, in place. ``exclusive`` refuses an existing
+        entry. ``size``, if given, must equal the length that arrives.
 
-        Errors carry ``bytes_written``; what was written of an unfinished file is gone, except in place.
+        Errors carry ``bytes_written``; an unfinished file is removed, unless it was written in place.
         """
         _check_mode(mode)
         with self._operation("write", path, identity) as operation:
@@ -233,11 +239,11 @@ class SessionFiles:
         mode: int = 0o755,
         parents: bool = False,
     ) -> None:
-        """Make a directory; with ``parents`` also missing ones above it, and one that exists is fine."""
+        """Make a directory; with ``parents`` also missing ones above it, and accept an existing one."""
         _check_mode(mode)
         with self._operation("mkdir", path, identity):
             whole = absolute(path, cwd)
-            if parents and self.tree.exists(whole, os.O_DIRECTORY):
+            if parents and self._is_directory(whole):
                 return
             parent, name = self.tree.entry(whole, follow=False, parents=parents)
             with Fd(parent):
@@ -288,7 +294,7 @@ class SessionFiles:
         recursive: bool = False,
         missing_ok: bool = False,
     ) -> None:
-        """Remove a file, a link (not what it points to), or a directory, empty unless ``recursive``.
+        """Remove a file, a link (not its target), or a directory, which must be empty unless ``recursive``.
 
         Another file system mounted below is neither entered nor removed.
         """
@@ -317,7 +323,7 @@ class SessionFiles:
             self._operation("chmod", path, identity),
             Fd(self.tree.open(absolute(path, cwd), os.O_PATH)) as fd,
         ):
-            self.tree.check(fd)
+            self._check_changeable(fd, path, "chmod")
             os.chmod(proc_path(fd), mode)
 
     def chown(
@@ -338,7 +344,7 @@ class SessionFiles:
             self._operation("chown", path, identity),
             Fd(self.tree.open(absolute(path, cwd), os.O_PATH | (0 if follow else os.O_NOFOLLOW))) as fd,
         ):
-            self.tree.check(fd)
+            self._check_changeable(fd, path, "chown")
             if not self.single:
                 os.chown(proc_path(fd), self.tree.outside(uid), self.tree.outside(gid))
 
@@ -361,16 +367,30 @@ class SessionFiles:
             target,
         )
 
+    def _is_directory(self, path: bytes) -> bool:
+        """Return whether a directory is at ``path``; raise ``FileExistsError`` if it is something else."""
+        try:
+            return self.tree.exists(path, os.O_DIRECTORY)
+        except NotADirectoryError:
+            # The same error means that a directory above is a file: then the second lookup raises it too.
+            self.tree.exists(path.rstrip(b"/"))
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+
     def _check_regular(self, fd: int, path: Path, operation: str) -> os.stat_result:
         info = self.tree.check(fd)
         if not stat.S_ISREG(info.st_mode):
             raise _not_regular(info.st_mode, path, operation)
         return info
 
+    def _check_changeable(self, fd: int, path: Path, operation: str) -> None:
+        mode = self.tree.check_own(fd).st_mode
+        if stat.S_IFMT(mode) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+            raise _not_regular(mode, path, operation)
+
     def _existing_file(
         self, parent: int, name: bytes, path: Path, *, exclusive: bool
     ) -> os.stat_result | None:
-        """What is there to be overwritten, if the identity may write to it."""
+        """Open the existing file if the identity may write to it."""
         try:
             info = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -404,7 +424,7 @@ class SessionFiles:
             if existing is not None:
                 _keep_owner(draft.fd, existing)
             if mode is None:
-                # Like writing in place, replacing takes away what made the old content privileged.
+                # Like writing in place, replacing drops set-id bits and capabilities of the old content.
                 mode = 0o644 if existing is None else existing.st_mode & 0o777
             os.fchmod(draft.fd, mode)
         except BaseException:
@@ -429,7 +449,7 @@ class SessionFiles:
 
 
 class _Explained(OSError):
-    """Its text says more than its number."""
+    """An ``OSError`` whose text says more than its number."""
 
 
 class _Operation:
@@ -442,10 +462,10 @@ class _Operation:
         self._path = path
         self._acting = acting
         self.facts: dict[str, object] = {}
-        """What an error of this operation says besides."""
+        """Further details for an error of this operation."""
 
     def about(self, name: str, path: Path) -> None:
-        """What fails from here on is the fault of this path."""
+        """Attribute later errors of this block to ``path``."""
         self._name = name
         self._path = path
 
@@ -461,24 +481,26 @@ class _Operation:
             problem = error.strerror if isinstance(error, _Explained) else None
             typed = path_error(error, self._name, self._path, problem=problem)
             if error.errno == errno.ENXIO:
-                # What opening a socket, or a FIFO nobody reads, is answered with.
+                # The error of opening a socket, or a FIFO without a reader.
                 typed = NotRegularFile(typed.message, **typed.details)
             typed.details.update(self.facts)
             if isinstance(error, KernelFileSystem):
                 typed.hint = "Files of /proc, /sys and the like can be used by processes in the sandbox only."
+            elif isinstance(error, NotOfTheSession):
+                typed.hint = "Its owner is not a user of the sandbox."
             raise typed from error
 
 
 def _check_mode(mode: int | None) -> None:
     if mode is not None and not 0 <= mode <= 0o7777:
-        raise InvalidRequest(f"no permissions: {mode:#o}", field="mode")
+        raise InvalidRequest(f"not a permission mode: {mode:#o}", field="mode")
 
 
 def _refuse_mounted(parent: int, name: bytes) -> None:
     """Refuse an entry something is mounted on.
 
-    The kernel does so only where the mount is in the caller's own mount namespace. Here it would take the
-    session's /proc or /dev away from under it.
+    The kernel refuses only if the mount is in the caller's own mount namespace. The supervisor is in another
+    one, so it would remove the session's /proc or /dev.
     """
     flags = os.O_PATH | os.O_NOFOLLOW
     try:

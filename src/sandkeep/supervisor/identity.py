@@ -1,8 +1,8 @@
-"""Who acts in a session: accounts as the sandbox's own files state them, and becoming one of them.
+"""Users and groups of a session, from the sandbox's own account files, and acting as one of them.
 
-``Accounts`` reads ``/etc/passwd`` and ``/etc/group`` through the root descriptor. Their content is
-whatever the sandbox put there: size is bounded, malformed rows are skipped, ids outside the session's range
-do not exist. Nothing of the host's own accounts is ever consulted.
+``Accounts`` reads ``/etc/passwd`` and ``/etc/group`` through the root descriptor. The sandbox controls their
+content: size is bounded, malformed rows are skipped, ids outside the session's range do not exist. The host's
+own accounts are never read.
 
 ``ActingAs`` gives the calling thread, and only it, the file rights of an identity until the block ends.
 """
@@ -20,12 +20,12 @@ from sandkeep.linux import syscalls
 ACCOUNT_FILE_LIMIT = 1 << 20
 SESSION_IDS = 65536
 
-# What root inside may do to files: chown, dac_override, fowner, fsetid, setfcap. Nothing else of what the
-# supervisor holds (reserved blocks, quotas, trusted attributes) may stand behind an operation of the sandbox.
+# Capabilities of the session's root over files: chown, dac_override, fowner, fsetid, setfcap. Others that the
+# supervisor has (reserved blocks, quotas, trusted attributes) must not apply to an operation of the sandbox.
 _ROOT_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 31
 
 _QUERY = 0xFFFFFFFF
-"""No id: setting it changes nothing and returns the current one."""
+"""Invalid id: setting it changes nothing and returns the current one."""
 
 
 class Identity(NamedTuple):
@@ -57,14 +57,14 @@ class Accounts:
     __slots__ = ("_groups", "_ids", "_root_fd", "_users")
 
     def __init__(self, root_fd: int, *, ids: int = SESSION_IDS) -> None:
-        """``ids`` is how many ids the session's user namespace maps; higher ones do not exist."""
+        """``ids`` is the number of ids that the session's user namespace maps; higher ones do not exist."""
         self._root_fd = root_fd
         self._ids = ids
         self._users = _Table(_NO_KEY, [])
         self._groups = _Table(_NO_KEY, [])
 
     def resolve(self, user: str | int | None, *, default: str | int = "root") -> Identity:
-        """The identity of ``user``: a name, a uid, or either followed by ``:group``.
+        """Return the identity of ``user``: a name, a uid, or either followed by ``:group``.
 
         A uid needs no row in ``/etc/passwd``; its group is then the one of the same number. A group named
         explicitly replaces the primary group and leaves no supplementary ones. There is always a root.
@@ -82,7 +82,7 @@ class Accounts:
         except (LimitReached, InvalidRequest, PathError):
             if name not in ("root", "0") or colon:
                 raise
-            return ROOT  # whatever became of those files: somebody has to be able to repair them
+            return ROOT  # even without account files: root must be able to repair them
         self._groups = groups = self._load("/etc/group", self._groups)
         gid = self._group(os.fsencode(group), groups.rows)
         return identity._replace(gid=gid, groups=(gid,))
@@ -145,7 +145,7 @@ class Accounts:
     def _check_range(self, number: int, field: str) -> None:
         if number >= self._ids == 1:
             raise HostCannot(
-                "everybody in this session is root",
+                "every process in this session is root",
                 part="users",
                 why="the user who runs sandkeep has no subordinate ids, so there is one id inside",
                 hint="'sandkeep doctor' says how to get subordinate ids",
@@ -154,7 +154,7 @@ class Accounts:
             raise InvalidRequest(f"{field} {number} is not below {self._ids}", field=field)
 
     def _load(self, path: str, known: _Table) -> _Table:
-        """Rows of ``path``, from ``known`` if the file is still the same one."""
+        """Return the rows of ``path``, from ``known`` if the file has not changed."""
         try:
             fd = syscalls.openat2(self._root_fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
@@ -191,7 +191,7 @@ def _number(text: bytes) -> int | None:
 
 
 class ActingAs:
-    """The calling thread has the file rights of ``identity`` inside the ``with`` block.
+    """Gives the calling thread the file rights of ``identity`` inside the ``with`` block.
 
     ``base`` is the host id of the session's id 0. A user other than root keeps no capability, so other
     users' private files stay private; root keeps those over files. Not to be nested. ``single`` sessions have
@@ -215,7 +215,7 @@ class ActingAs:
         self._gid = syscalls.setfsgid(base + identity.gid)
         self._uid = syscalls.setfsuid(base + identity.uid)
         try:
-            # These two report no failure, and going on without them would be acting as the supervisor.
+            # These two calls report no failure, and without them the thread would act as the supervisor.
             if (
                 syscalls.setfsuid(_QUERY) != base + identity.uid
                 or syscalls.setfsgid(_QUERY) != base + identity.gid

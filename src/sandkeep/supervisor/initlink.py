@@ -1,4 +1,4 @@
-"""The supervisor's end of the socket to init. What comes back is untrusted."""
+"""The supervisor's end of the socket to init. Messages from init are untrusted."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PACKET: Final = 64 << 10
 
 class InitLink:
     def __init__(self, control: socket.socket) -> None:
-        # Never wait for init: it may be frozen, and what is inside must not stop what is outside.
+        # Never wait for init: it may be frozen, and the session must not block the supervisor.
         control.setblocking(False)
         self._control = control
 
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    def send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         data = json.dumps(message).encode()
         if len(data) <= _PACKET:
             sockets.send(self._control, data, fds)
@@ -36,17 +36,17 @@ class InitLink:
         finally:
             os.close(memory)
 
-    def bid(self, message: dict[str, Any]) -> None:
-        """A request nobody waits for. If init is dying, so is what the request was about."""
+    def send_best_effort(self, message: dict[str, Any]) -> None:
+        """Send a request without a response. If init is dying, so are the processes it is about."""
         try:
-            self.tell(message)
+            self.send(message)
         except OSError:
             pass
 
-    def hear(self) -> tuple[dict[str, Any], list[int]] | None:
-        """One message and the descriptors with it, now the caller's; ``None`` once init is gone.
+    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Return one message and its descriptors, which the caller closes; ``None`` once init is gone.
 
-        Whatever is not a message is an empty one: init is inside the sandbox, and we go on.
+        A malformed message is returned as an empty one: init is inside the sandbox and not trusted.
         """
         try:
             data, fds = sockets.receive(self._control)

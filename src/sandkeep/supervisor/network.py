@@ -1,57 +1,83 @@
-"""The session's ends of the network: listeners its traffic is steered to, and sockets that reach into it.
+"""The session's ends of the network: listeners that take its traffic, and sockets that reach into it.
 
-The supervisor uses neither. It holds the listeners for as long as the session lives, so that the process that
-serves them can die and come back, and hands out duplicates to whoever may open its control socket. With them
-goes one end of a pipe whose other end only the supervisor has: end of file there says that the session is
-over, even to somebody no one tells.
+The supervisor serves neither. It holds the listeners for as long as the session lives, so that netd can die
+and come back, and gives duplicates of them to the server, which passes them to netd. With them goes one end
+of a new socket pair, the leash. End of file on the leash tells netd that the supervisor is gone. Over it,
+netd can ask for sockets inside the session's network namespace, and for nothing else: netd reads what hostile
+programs send, so the supervisor trusts it with one operation and checks its arguments.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
-from sandkeep.errors import HostCannot, InternalError, InvalidRequest, SandkeepError
+from sandkeep.errors import HostCannot, InternalError, InvalidRequest, LimitReached, SandkeepError
 from sandkeep.linux import syscalls
 from sandkeep.supervisor.connection import Connection
 from sandkeep.supervisor.reactor import Reactor
 
 _MOST_SOCKETS: Final = 32
+_MOST_THREADS: Final = 8
+"""Requests for sockets under way at a time; each has a thread."""
 
 
 class SessionNetwork:
-    def __init__(self, listeners: list[int], netns: int, reactor: Reactor) -> None:
+    def __init__(
+        self, listeners: list[int], netns: int, reactor: Reactor, require_running: Callable[[], None]
+    ) -> None:
         self._listeners = listeners
         self._netns = netns
         self._reactor = reactor
-        self._leash: tuple[int, int] | None = None
+        self._require_running = require_running
+        self._threads = 0
 
     def give_listeners(self, connection: Connection, body: dict[str, Any]) -> None:
-        """Answer with the listeners (TCP and DNS, IPv4 then IPv6) and the end of the pipe to watch."""
+        """Respond with the listeners (TCP and DNS, IPv4 then IPv6) and netd's end of a leash."""
+        self._require_running()
         if not self._listeners:
             raise HostCannot(
                 "the session's network is not steered",
                 part="network-steering",
                 why="this machine could not set it up and the operator accepted that",
             )
-        connection.hand_over(body["id"], {"listeners": len(self._listeners)}, self.descriptors())
+        with self.descriptors() as fds:
+            connection.hand_over(body["id"], {"listeners": len(self._listeners)}, fds)
 
-    def descriptors(self) -> list[int]:
-        """What ``give_listeners`` hands over, still ours; nothing where the network is not steered."""
+    @contextmanager
+    def descriptors(self) -> Iterator[list[int]]:
+        """Yield the descriptors for netd, to be sent within the block; none where the network is not steered.
+
+        Each call makes a leash of its own, so an answer never reaches a netd that did not ask.
+        """
         if not self._listeners:
-            return []
-        if self._leash is None:
-            self._leash = os.pipe2(os.O_CLOEXEC)
-        return [*self._listeners, self._leash[0]]
+            yield []
+            return
+        ours, theirs = socket.socketpair()
+        Connection(ours, self._reactor, self._on_request)
+        with theirs:
+            yield [*self._listeners, theirs.fileno()]
+
+    def _on_request(self, connection: Connection, body: dict[str, Any], _blob: bytes) -> None:
+        if body["op"] != "sockets":
+            raise InvalidRequest("netd may ask for sockets only", field="op")
+        self.give_sockets(connection, body)
 
     def give_sockets(self, connection: Connection, body: dict[str, Any]) -> None:
-        """Answer with TCP sockets made inside the session's namespace, to be connected by the receiver."""
-        count, family = int(body["count"]), int(body.get("family", socket.AF_INET))
-        if not 0 < count <= _MOST_SOCKETS or family not in (socket.AF_INET, socket.AF_INET6):
-            raise InvalidRequest(f"1 to {_MOST_SOCKETS} sockets of an internet family", field="count")
-        # A thread of its own: entering a namespace is per thread, and rootless there is no way back.
+        """Respond with TCP sockets made inside the session's namespace, for the receiver to connect."""
+        self._require_running()
+        count, family = body["count"], body.get("family", int(socket.AF_INET))
+        if type(count) is not int or not 0 < count <= _MOST_SOCKETS:
+            raise InvalidRequest(f"must be 1 to {_MOST_SOCKETS} sockets", field="count")
+        if type(family) is not int or family not in (socket.AF_INET, socket.AF_INET6):
+            raise InvalidRequest("must be an internet address family", field="family")
+        if self._threads >= _MOST_THREADS:
+            raise LimitReached("too many requests for sockets", limit="requests", value=_MOST_THREADS)
+        self._threads += 1
+        # A thread of its own: a thread enters a namespace alone, and without root it cannot leave it again.
         self._reactor.thread(self._make, count, family, lambda *made: self._made(connection, body, *made))
 
     def _make(self, count: int, family: int, done: Callable[[list[int], SandkeepError | None], None]) -> None:
@@ -69,11 +95,14 @@ class SessionNetwork:
     def _made(
         self, connection: Connection, body: dict[str, Any], made: list[int], failure: SandkeepError | None
     ) -> None:
+        self._threads -= 1
         try:
             if failure is not None:
                 connection.refuse(body["id"], failure)
             else:
                 connection.hand_over(body["id"], {"sockets": len(made)}, made)
+        except (OSError, SandkeepError):
+            connection.close()  # it asked and does not read the answers
         finally:
             for fd in made:
                 os.close(fd)

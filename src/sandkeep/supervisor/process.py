@@ -1,82 +1,35 @@
 """One process of a session, as the supervisor keeps it: pipes, log, record.
 
-The record on disk is replaced whenever something lasting changes (start, end), so that whoever comes later
-finds the truth without asking anybody. While the process runs its status there is ``running``; a reader who
-finds that with no supervisor alive knows the process was lost.
+The record on disk is replaced at start and at end, so that a server which starts later can read it without a
+request. While the process runs the record says ``running``; if no supervisor is alive then, the process was
+lost.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import struct
 import termios
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from sandkeep.errors import InvalidRequest, SandkeepError, StdinUnavailable
-from sandkeep.linux import cgroup
-from sandkeep.supervisor.outputlog import STDERR, STDOUT, OutputWriter
-
-RUNNING: Final = "running"
-EXITED: Final = "exited"
-KILLED: Final = "killed"
-LOST: Final = "lost"
+from sandkeep.shared import clock
+from sandkeep.shared.outputlog import STDERR, STDOUT, OutputWriter
+from sandkeep.shared.processrecord import EXITED, KILLED, LOST, OUT_OF_MEMORY, RUNNING, TIME_LIMIT, add_record
 
 READ_SIZE: Final = 256 << 10
-_RECORDS: Final = "record.jsonl"
+_SHOWN_ARGUMENTS: Final = 64 << 10
+"""Characters of the arguments in a response. Many long ones would be more than a client reads at once."""
 _TERMINAL_ROOM: Final = 64 << 10
 """More than the kernel keeps of a terminal's output."""
 
 
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def replace_json(path: str, body: dict[str, Any]) -> None:
-    """Publish a small file whole: a reader sees the old one or the new one."""
-    fresh = f"{path}.new"
-    # Plain calls and one write: done twice for every process, and a file object takes five calls more.
-    left = memoryview(json.dumps(body, separators=(",", ":")).encode("ascii"))
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        while left:
-            left = left[os.write(fd, left) :]
-    finally:
-        os.close(fd)
-    os.replace(fresh, path)
-
-
-def add_record(directory: str, body: dict[str, Any]) -> None:
-    """Add a record to those before it, whole or not at all. Replacing a file would cost two more."""
-    line = json.dumps(body).encode("ascii") + b"\n"
-    fd = os.open(f"{directory}/{_RECORDS}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        before = os.lseek(fd, 0, os.SEEK_END)
-        if os.write(fd, line) != len(line):
-            os.ftruncate(fd, before)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    finally:
-        os.close(fd)
-
-
-def last_record(directory: str) -> dict[str, Any]:
-    """What was last written down about a process, by a supervisor that may have died while writing."""
-    with open(f"{directory}/{_RECORDS}", "rb") as handle:
-        lines = handle.read().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if not whole:
-        raise FileNotFoundError(errno.ENOENT, "no record", directory)
-    record: dict[str, Any] = json.loads(whole[-1])
-    return record
-
-
 class Process:
-    """State of one process. The loop calls in; nothing here waits."""
+    """State of one process. The loop calls its methods; none of them blocks."""
 
     def __init__(self, name: str, directory: str, request: dict[str, Any], *, cap: int) -> None:
         self.id = name
@@ -91,20 +44,21 @@ class Process:
         self.out_of_memory = False
         self.reason: str | None = None
         self.pid = 0
-        self.started_ms = now_ms()
+        self.started_ms = clock.wall_ms()
+        self._began = clock.steady_ms()
+        self._lasted: int | None = None
         self.finished_ms: int | None = None
         self.cpu_ms: int | None = None
         self.kill_requested: str | None = None
         self.outputs: dict[int, int] = {}
-        """Open read ends: descriptor to stream."""
+        """Open read ends: stream by descriptor."""
         self.stdin: Stdin | None = None
         self.terminal = -1
-        self.group: cgroup.ProcessGroup | None = None
         self.oom_before: int | None = None
         self.unsaved = False
-        """The record on disk is behind, because the disk was full."""
+        """The record on disk is out of date, because the disk was full."""
         self.unlogged: dict[int, bytes] = {}
-        """Read from a descriptor and not in the log yet, because the disk was full."""
+        """Output read from a descriptor but not logged yet, because the disk was full."""
         self.output_waiters: list[tuple[int, Callable[[], None]]] = []
         self.exit_waiters: list[Callable[[], None]] = []
         os.mkdir(directory)
@@ -113,7 +67,6 @@ class Process:
     # --- record ------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        end = self.finished_ms if self.finished_ms is not None else now_ms()
         return {
             "id": self.id,
             "argv": self.argv,
@@ -128,11 +81,20 @@ class Process:
             "reason": self.reason,
             "started_ms": self.started_ms,
             "finished_ms": self.finished_ms,
-            "duration_ms": max(end - self.started_ms, 0),
+            "duration_ms": self._lasted if self._lasted is not None else clock.steady_ms() - self._began,
             "cpu_ms": self.cpu_ms,
             "output_bytes": self.log.offset,
             "dropped_bytes": self.log.dropped,
         }
+
+    def shown(self) -> dict[str, Any]:
+        """Return the record for a response: where arguments are long, the file alone has all of them."""
+        left = _SHOWN_ARGUMENTS
+        for index, argument in enumerate(self.argv):
+            left -= len(argument)
+            if left < 0:
+                return {**self.record(), "argv": self.argv[:index], "argv_cut": True}
+        return self.record()
 
     def save(self) -> None:
         try:
@@ -144,9 +106,9 @@ class Process:
     # --- output ------------------------------------------------------------------------------------------
 
     def read_output(self, fd: int) -> bool:
-        """Move what is there from a pipe to the log. False when the other end is closed.
+        """Move available output from a pipe to the log. Return false when the other end is closed.
 
-        Raises ``OSError`` when the log cannot be written; what was read is kept for the next call.
+        Raises ``OSError`` when the log cannot be written; the output is kept for the next call.
         """
         data = self.unlogged.pop(fd, b"")
         if not data:
@@ -169,7 +131,7 @@ class Process:
         return True
 
     def drain(self) -> None:
-        """Take what the ended process left in its pipes, and no more: a child may go on writing for ever."""
+        """Log the output the ended process left in its pipes, and no more: a child may write forever."""
         for fd in list(self.outputs):
             if fd in self.unlogged:
                 self.read_output(fd)
@@ -181,9 +143,9 @@ class Process:
                 left -= self.log.offset - before
 
     def _left_in(self, fd: int) -> int:
-        """At most how much is still to be read of what was written before now."""
+        """Return an upper bound for the unread bytes that were written before this call."""
         if fd == self.terminal:
-            # What is on its way through a terminal is not counted before it is read.
+            # The kernel does not count bytes that are still in the terminal's line discipline.
             return _TERMINAL_ROOM
         try:
             left: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0]
@@ -202,9 +164,9 @@ class Process:
     # --- the end -----------------------------------------------------------------------------------------
 
     def finish(self, status: int, *, cpu_ms: int | None, out_of_memory: bool) -> None:
-        """The process itself has ended; what it started may live on and keep its pipes.
+        """Record the end of the process. Its children may live on and keep its pipes open.
 
-        Raises ``OSError``, and has changed nothing, when the log cannot take its last words.
+        Raises ``OSError``, and changes nothing, when its last output cannot be logged.
         """
         self.drain()
         self.log.end()
@@ -214,24 +176,27 @@ class Process:
             self.signal = os.WTERMSIG(status)
             self.exit_code = 128 + self.signal
             self.status = KILLED
-            self.reason = "out of memory" if out_of_memory else self.kill_requested
+            self.reason = OUT_OF_MEMORY if out_of_memory else self.kill_requested
         else:
             self.exit_code = os.WEXITSTATUS(status)
             self.status = EXITED
+            if self.kill_requested == TIME_LIMIT:  # it had a grace period, and used it to end by itself
+                self.reason = TIME_LIMIT
         self._close_record()
 
     def lose(self, reason: str) -> None:
-        """The session ended before the process did."""
+        """Record that the session ended before the process did."""
         self.status = LOST
         self.reason = reason
         try:
             self.log.end()
         except OSError:
-            pass  # the record says as much
+            pass  # the record has the same facts
         self._close_record()
 
     def _close_record(self) -> None:
-        self.finished_ms = now_ms()
+        self.finished_ms = clock.wall_ms()
+        self._lasted = clock.steady_ms() - self._began
         self.save()
         if self.stdin is not None:
             self.stdin.fail("the process has ended")
@@ -248,12 +213,12 @@ class Process:
 
 
 class Stdin:
-    """What is on its way into a process. Offsets make a resent piece harmless."""
+    """Data on its way to a process. With offsets, a chunk that is sent twice is written once."""
 
     def __init__(self, fd: int, *, is_terminal: bool) -> None:
         self.fd = fd
         self.accepted = 0
-        """Bytes taken from clients in order, whether or not the process has read them."""
+        """Bytes accepted from clients in order, whether or not the process has read them."""
         self._is_terminal = is_terminal
         self._pending: deque[tuple[memoryview, Callable[[SandkeepError | None], None]]] = deque()
         self._closing = False
@@ -261,7 +226,7 @@ class Stdin:
     def offer(
         self, data: bytes, offset: int | None, close: bool, answer: Callable[[SandkeepError | None], None]
     ) -> None:
-        """Queue data; ``answer`` is called once the pipe has taken it, or with why it never will."""
+        """Queue data; call ``answer`` once the pipe has taken it, or with the reason why it never will."""
         if self.fd < 0 or self._closing:
             raise StdinUnavailable("standard input is closed")
         start = self.accepted if offset is None else offset
@@ -305,14 +270,14 @@ class Stdin:
             answer(StdinUnavailable(why))
 
     def _close(self) -> None:
-        # A terminal's descriptor is also where its output comes from and is closed with that.
+        # The output comes from the same descriptor of a terminal, which is closed with that.
         if self.fd >= 0 and not self._is_terminal:
             os.close(self.fd)
         self.fd = -1
 
 
 def output_pipe() -> tuple[int, int]:
-    """A pipe whose read end we poll and whose write end blocks, as programs expect."""
+    """Return a pipe whose read end is non-blocking and whose write end blocks, as programs expect."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(read_end, False)
     return read_end, write_end

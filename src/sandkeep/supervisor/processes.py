@@ -1,7 +1,7 @@
 """The processes of a session: started through init, their output logged, their ends recorded.
 
-Owned by the supervisor and driven by its loop. Operations that clients ask for are the public methods that
-take a connection; the others are called when something happens.
+Owned by the supervisor and driven by its loop. The public methods that take a connection are operations of
+clients; the loop calls the others on events.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from sandkeep.errors import (
     LimitReached,
     NotFound,
     SandkeepError,
+    SessionStopped,
     StdinUnavailable,
     path_error,
 )
 from sandkeep.linux import cgroup
+from sandkeep.shared.processrecord import KILLED_BY_REQUEST, RUNNING, TIME_LIMIT
 from sandkeep.supervisor.connection import Connection
 from sandkeep.supervisor.initlink import InitLink
-from sandkeep.supervisor.process import RUNNING, STREAMS, Process, Stdin, output_pipe
+from sandkeep.supervisor.process import STREAMS, Process, Stdin, output_pipe
 from sandkeep.supervisor.reactor import Reactor
-from sandkeep.supervisor.request import Requests, start_error
+from sandkeep.supervisor.request import Requests, check_milliseconds, start_error
 
 _MAX_PROCESSES: Final = 4096
 _DISK_RETRY: Final = 0.5
 _TERMINAL_RETRY: Final = 0.1
+_ENDING: Final = (signal.SIGTERM, signal.SIGKILL)
+"""Signals that are sent to every descendant; others go to the process and its group, as from a terminal."""
 
 
-class Surroundings(NamedTuple):
-    """What the session lends to its processes."""
+class ProcessContext(NamedTuple):
+    """Parts of the session that its processes use."""
 
     directory: str
-    init_pid: int
     link: InitLink
     group: cgroup.SessionCgroup
     reactor: Reactor
@@ -49,8 +52,8 @@ def _answer_output(connection: Connection, request: Any, process: Process) -> No
     connection.answer(request, {"offset": process.log.offset, "ended": process.status != RUNNING})
 
 
-class _Asker(NamedTuple):
-    """Who asked for a start, and under which ids they want to hear of its first output and its end."""
+class _StartWaiter(NamedTuple):
+    """The client of a start, and the request ids for the first output and the end of the process."""
 
     connection: Connection
     id: Any
@@ -61,29 +64,27 @@ class _Asker(NamedTuple):
         self.connection.refuse(self.id, error)
 
     def answer(self, process: Process) -> None:
-        self.connection.answer(self.id, {"process": process.record(), "end": self.end})
+        self.connection.answer(self.id, {"process": process.shown(), "end": self.end})
         if self.more is not None:
             process.output_waiters.append((0, lambda: _answer_output(self.connection, self.more, process)))
         if self.end is not None:
             process.exit_waiters.append(
-                lambda: self.connection.answer(self.end, {"process": process.record()})
+                lambda: self.connection.answer(self.end, {"process": process.shown()})
             )
 
 
 class Processes:
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: ProcessContext) -> None:
         self._directory = around.directory
-        self._init_pid = around.init_pid
         self._link = around.link
         self._cgroup = around.group
         self._reactor = around.reactor
         self._requests = around.requests
         self._require_running = around.require_running
         self._on_started = around.on_started
-        self._tracks_trees = around.group.capabilities["process_groups"].usable
         self._processes: dict[str, Process] = {}
         self._starting: dict[str, Callable[[dict[str, Any], list[int]], None]] = {}
-        self._queue: list[Callable[[], None]] = []
+        self._queue: list[tuple[str, Callable[[], None]]] = []
         self._init_busy = False
         self._oom_explained = 0
 
@@ -97,22 +98,23 @@ class Processes:
 
     def start(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         self._require_running()
-        request = self._requests.read(body)
-        if request["id"] in self._processes or request["id"] in self._starting:
+        request = self._requests.parse_start_request(body)
+        waiting = {name for name, _ in self._queue}
+        if request["id"] in {*waiting, *self._starting} or request["id"] in self._processes:
             raise InvalidRequest(f"process {request['id']} exists", field="process")
         if len(self.running()) >= _MAX_PROCESSES:
             raise LimitReached("too many processes", limit="processes", value=_MAX_PROCESSES)
-        asker = _Asker(connection, body["id"], body.get("more"), body.get("end"))
-        self._queue.append(lambda: self._start_now(asker, request))
+        asker = _StartWaiter(connection, body["id"], body.get("more"), body.get("end"))
+        self._queue.append((request["id"], lambda: self._start_now(asker, request)))
         self._next_start()
 
     def _next_start(self) -> None:
-        # One at a time: while a start is under way init may be standing in that process's control group.
+        # One at a time: the socket to init holds few requests.
         if self._queue and not self._init_busy:
             self._init_busy = True
-            self._queue.pop(0)()
+            self._queue.pop(0)[1]()
 
-    def _start_now(self, asker: _Asker, request: dict[str, Any]) -> None:
+    def _start_now(self, asker: _StartWaiter, request: dict[str, Any]) -> None:
         fds: list[int] = []
         process: Process | None = None
         try:
@@ -124,18 +126,18 @@ class Processes:
                 cap=request["cap"],
             )
             if not request["pty"]:
-                fds = self._make_pipes(process, request["stdin"])
-            if request["kill_after_ms"] is not None and self._tracks_trees:
-                process.group = self._cgroup.process_group(request["id"])
-                process.group.enter(self._init_pid)
+                fds = self._make_pipes(process, request["stdin"], merged=request["stderr"] == "stdout")
             process.oom_before = self._cgroup.oom_kills()
             self._starting[process.id] = lambda answer, received: self._started(
                 asker, request, process, answer, received
             )
-            self._link.tell({"op": "exec", **request}, fds)
+            self._link.send({"op": "exec", **request}, fds)
         except SandkeepError as error:
             self._abandon_start(process)
             asker.refuse(error)
+        except ConnectionError:
+            self._abandon_start(process)
+            asker.refuse(SessionStopped("the session is ending: its init is gone"))
         except OSError as error:
             self._abandon_start(process)
             asker.refuse(path_error(error, "start", request["argv"][0]))
@@ -143,34 +145,32 @@ class Processes:
             for fd in fds:
                 os.close(fd)
 
-    def _make_pipes(self, process: Process, stdin: str) -> list[int]:
-        """The child's three descriptors; our ends go to the process."""
+    def _make_pipes(self, process: Process, stdin: str, *, merged: bool) -> list[int]:
+        """Return the child's descriptors, the last two for its output; ``process`` keeps the other ends.
+
+        Without input there are only those two: init opens the session's /dev/null, since the supervisor's is
+        the host's. ``merged``: both are the write end of one pipe, which keeps the order of what is written.
+        """
+        fds = []
         if stdin == "pipe":
             child_in, ours_in = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(ours_in, False)
             process.stdin = Stdin(ours_in, is_terminal=False)
-        else:
-            child_in = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        fds = [child_in]
-        for target in (1, 2):
+            fds.append(child_in)
+        for target in (1,) if merged else (1, 2):
             ours, theirs = output_pipe()
             process.outputs[ours] = STREAMS[target]
             fds.append(theirs)
-        return fds
+        return [*fds, os.dup(fds[-1])] if merged else fds
 
     def _started(
         self,
-        asker: _Asker,
+        asker: _StartWaiter,
         request: dict[str, Any],
         process: Process,
         answer: dict[str, Any],
         received: list[int],
     ) -> None:
-        if process.group is not None:
-            try:
-                self._cgroup.attach(self._init_pid)
-            except OSError:
-                pass  # init has just died; hearing of that ends the session
         self._init_busy = False
         if "failed" in answer:
             self._discard(process)
@@ -196,7 +196,7 @@ class Processes:
         self._on_started()
         if request["kill_after_ms"] is not None:
             seconds = request["kill_after_ms"] / 1000
-            self._reactor.later(seconds, lambda: self._kill_tree(process, "time limit reached"))
+            self._reactor.later(seconds, lambda: self._over_time(process, request["grace_ms"]))
         asker.answer(process)
         self._next_start()
 
@@ -208,22 +208,13 @@ class Processes:
         self._next_start()
 
     def _discard(self, process: Process) -> None:
-        """Forget a process that never ran; it has no output worth keeping."""
+        """Remove a process that never ran; it has no output to keep."""
         for fd in process.outputs:
             os.close(fd)
         if process.stdin is not None:
             process.stdin.fail("the process never started")
-        self._remove_group(process)
         process.log.close()
         os.rmdir(process.directory)
-
-    def _remove_group(self, process: Process) -> None:
-        if process.group is not None:
-            try:
-                process.group.remove()
-            except OSError:
-                return  # goes with the session's own
-            process.group = None
 
     # --- running -----------------------------------------------------------------------------------------
 
@@ -239,14 +230,14 @@ class Processes:
             if process.read_output(fd):
                 return
         except OSError:
-            # The log cannot be written (disk full). Leave the pipe alone: the writer blocks, nothing is lost,
-            # and we look again in a while.
+            # The log cannot be written (disk full). Stop reading the pipe: the writer blocks, no output is
+            # lost, and a timer tries again.
             self._reactor.remove(fd)
             self._reactor.later(_DISK_RETRY, lambda: self._resume_output(process, fd))
             return
         if fd == process.terminal and process.status == RUNNING:
-            # Nobody has the terminal open, for now: programs close it just before they exit, or to open it
-            # anew. Closing our end would hang up on them and turn a clean exit into a death by signal.
+            # No process has the terminal open at the moment: programs close it just before they exit, or to
+            # open it again. Closing the master would send SIGHUP and turn a clean exit into a death by it.
             self._reactor.remove(fd)
             self._reactor.later(_TERMINAL_RETRY, lambda: self._resume_output(process, fd))
             return
@@ -281,41 +272,59 @@ class Processes:
             oom_now = self._cgroup.oom_kills() or 0
             killed_for_memory = oom_now > max(process.oom_before or 0, self._oom_explained)
             if killed_for_memory:
-                # Each death is one count: whoever is killed later is not blamed on this one.
+                # Each OOM kill is one count: a process killed later is not attributed to this one.
                 self._oom_explained = oom_now
         self._conclude(process, status, cpu_ms, killed_for_memory or process.out_of_memory)
 
     def _conclude(self, process: Process, status: int, cpu_ms: int, out_of_memory: bool) -> None:
         if process.status != RUNNING:
-            return  # the session ended meanwhile
+            return  # the session has ended
         try:
             process.finish(status, cpu_ms=cpu_ms, out_of_memory=out_of_memory)
         except OSError:
-            # Its last words come first, and there is no room for them now.
+            # Its last output must be logged first, and the disk is full.
             self._reactor.later(_DISK_RETRY, lambda: self._conclude(process, status, cpu_ms, out_of_memory))
             return
         self._save_record(process)
         if not process.outputs:
             process.log.close()
-        if process.group is not None and not process.group.populated():
-            self._remove_group(process)
 
     def _save_record(self, process: Process) -> None:
         if process.unsaved:
             process.save()
             self._reactor.later(_DISK_RETRY, lambda: self._save_record(process))
 
-    def _kill_tree(self, process: Process, reason: str) -> None:
-        """Every descendant, also those that left the process's session or group."""
+    def _over_time(self, process: Process, grace_ms: int | None) -> None:
         if process.status == RUNNING:
-            process.kill_requested = reason
-        if process.group is not None:
-            process.group.kill()
-        elif not self._tracks_trees:
-            self._link.bid({"op": "killtree", "id": process.id})
+            process.kill_requested = TIME_LIMIT
+        if grace_ms:
+            self._signal_tree(process, signal.SIGTERM, to_come=True)
+            self._kill_later(process, grace_ms, TIME_LIMIT)
+        else:
+            self._signal_tree(process, signal.SIGKILL, to_come=False)
+
+    def _kill_later(self, process: Process, grace_ms: int, reason: str) -> None:
+        """Kill what is left of a process and its descendants after a grace period."""
+
+        def kill() -> None:
+            if process.status == RUNNING:
+                process.kill_requested = reason
+            self._signal_tree(process, signal.SIGKILL, to_come=False)
+
+        self._reactor.later(grace_ms / 1000, kill)
+
+    def _signal_tree(self, process: Process, number: int, *, to_come: bool | None = None) -> None:
+        """Signal every descendant, also those that left the process's session or group.
+
+        ``to_come`` tells init whether it has to know the descendants for another signal after the end of the
+        process itself; ``None`` changes nothing about that.
+        """
+        self._link.send_best_effort(
+            {"op": "signaltree", "id": process.id, "signal": number, "to_come": to_come}
+        )
 
     def on_message(self, message: dict[str, Any], fds: list[int]) -> None:
-        """What init says. Whatever it is, the session goes on."""
+        """Handle a message from init. A malformed one is ignored."""
         try:
             if "exit" in message:
                 self.on_exit(message)
@@ -327,7 +336,7 @@ class Processes:
             return
 
     def close_all(self, reason: str) -> None:
-        """Everything is dead: keep what was printed and end every record."""
+        """Log the remaining output and end every record, after all processes have died."""
         while self._starting:
             name, answer = self._starting.popitem()
             answer({"failed": name}, [])
@@ -353,26 +362,26 @@ class Processes:
         self._close_output(process, fd)
 
     def kill_for_memory(self, victim: int) -> None:
-        """Kill one process of the sandbox, whoever started it, because the session uses too much memory."""
+        """Kill one process of the sandbox because the session uses too much memory."""
         for process in self:
             if process.pid == victim:
                 process.out_of_memory = True
-        self._link.bid({"op": "signal", "pid": victim, "signal": signal.SIGKILL, "only": True})
+        self._link.send_best_effort({"op": "signal", "pid": victim, "signal": signal.SIGKILL, "only": True})
 
     # --- what clients ask --------------------------------------------------------------------------------
 
     def list(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
-        records = [process.record() for process in self._processes.values()]
+        records = [process.shown() for process in self._processes.values()]
         connection.answer(body["id"], {"processes": records})
 
     def get(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
-        connection.answer(body["id"], {"process": self._process(body).record()})
+        connection.answer(body["id"], {"process": self._process(body).shown()})
 
     def wait(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         process = self._process(body)
 
         def answer() -> None:
-            connection.answer(body["id"], {"process": process.record()})
+            connection.answer(body["id"], {"process": process.shown()})
 
         if process.status == RUNNING:
             process.exit_waiters.append(answer)
@@ -380,7 +389,7 @@ class Processes:
             answer()
 
     def output(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
-        """Answer as soon as the log has more than ``offset`` bytes, or will never have."""
+        """Respond as soon as the log has more than ``offset`` bytes, or never will."""
         process = self._process(body)
         offset = int(body["offset"])
 
@@ -396,17 +405,24 @@ class Processes:
         self._require_running()
         number = int(body["signal"])
         if not 0 < number < 65:
-            raise InvalidRequest(f"no signal {number}", field="signal")
+            raise InvalidRequest(f"{number} is not a signal", field="signal")
         if body.get("process") is None:
-            self._link.bid({"op": "signal", "pid": -1, "signal": number})
+            self._link.send_best_effort({"op": "signal", "pid": -1, "signal": number})
             connection.answer(body["id"], {})
             return
-        process = self._process(body)
+        process, grace_ms = self._process(body), body.get("grace_ms")
+        check_milliseconds("grace_ms", grace_ms)
         if process.status == RUNNING:
             if number == signal.SIGKILL:
-                process.kill_requested = "killed by request"
-            self._link.bid({"op": "signal", "pid": process.pid, "signal": number})
-        connection.answer(body["id"], {"process": process.record()})
+                process.kill_requested = KILLED_BY_REQUEST
+            if grace_ms and number != signal.SIGKILL:
+                self._signal_tree(process, number, to_come=True)
+                self._kill_later(process, grace_ms, KILLED_BY_REQUEST)
+            elif number in _ENDING:
+                self._signal_tree(process, number)
+            else:
+                self._link.send_best_effort({"op": "signal", "pid": process.pid, "signal": number})
+        connection.answer(body["id"], {"process": process.shown()})
 
     def write_stdin(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         process = self._process(body)
@@ -428,9 +444,9 @@ class Processes:
                 connection.answer(body["id"], {"accepted": stdin.accepted})
 
         stdin.offer(blob, body.get("offset"), bool(body.get("close")), answer)
-        self._watch_stdin(process, stdin, fd)
+        self._watch_stdin(stdin, fd)
 
-    def _watch_stdin(self, process: Process, stdin: Stdin, fd: int) -> None:
+    def _watch_stdin(self, stdin: Stdin, fd: int) -> None:
         if not stdin.wants_write():
             return
         # Polled through a duplicate: a terminal's own descriptor is already being polled for output.
@@ -447,6 +463,6 @@ class Processes:
     def resize(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         rows, columns = int(body["rows"]), int(body["columns"])
         if not (0 < rows < 65_536 and 0 < columns < 65_536):
-            raise InvalidRequest("rows and columns are positive", field="rows")
+            raise InvalidRequest("rows and columns must be positive", field="rows")
         self._process(body).resize(rows, columns)
         connection.answer(body["id"], {})

@@ -1,4 +1,4 @@
-"""Waiting: descriptors, timers, and work handed back by threads. One per supervisor, no policy."""
+"""The event loop: descriptors, timers, and callbacks posted by threads. One per supervisor, no policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 Callback = Callable[[], None]
 
 _LONGEST_WAIT = 86_400.0
-"""The kernel counts a wait in milliseconds and 31 bits; a later timer is looked at again after this."""
+"""Longest wait: the kernel takes milliseconds in 31 bits. A later timer takes several waits."""
 
 
 class Timer:
@@ -61,7 +61,7 @@ class Reactor:
         return timer
 
     def post(self, callback: Callback) -> None:
-        """Run something on the loop's thread; may be called from any other."""
+        """Run a callback on the loop's thread. Any thread may call this."""
         self._posted.append(callback)
         os.eventfd_write(self._bell, 1)
 

@@ -1,11 +1,10 @@
 """The session as its supervisor runs it: one loop, one owner, no shared state.
 
-Everything a client can ask for is an operation in a table at the end; everything that happens by itself is a
-handler here or in ``processes``. The deadline and every ``kill_after`` are timers of this
-process, so they hold whether or not anybody is connected.
+Every operation of clients is in a table at the end; every event has a handler here or in ``processes``. The
+deadline and every ``kill_after`` are timers of this process, so they hold without a connected client.
 
-Life of a session: ``running`` → ``stopping`` → ``stopped``. Whatever ends it — a stop, the deadline, init
-dying — goes through ``_begin_stop`` and ``_finish``, and leaves ``state.json`` saying why.
+Life of a session: ``running`` → ``stopping`` → ``stopped``. Every end (a stop, the deadline, the death of
+init) goes through ``_start_stop`` and ``_finish``, which writes the reason to ``state.json``.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from sandkeep.errors import (
@@ -27,24 +27,28 @@ from sandkeep.errors import (
     path_error,
 )
 from sandkeep.linux import cgroup
-from sandkeep.supervisor import fileops, protocol, watch
+from sandkeep.shared import clock, protocol
+from sandkeep.shared.processrecord import RUNNING
+from sandkeep.shared.sealed import write_sealed
+from sandkeep.supervisor import fileops, limits
 from sandkeep.supervisor.connection import Connection
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import Accounts
 from sandkeep.supervisor.initlink import InitLink
 from sandkeep.supervisor.network import SessionNetwork
-from sandkeep.supervisor.process import RUNNING, now_ms, replace_json
-from sandkeep.supervisor.processes import Processes, Surroundings
+from sandkeep.supervisor.processes import ProcessContext, Processes
 from sandkeep.supervisor.reactor import Reactor, Timer
 from sandkeep.supervisor.request import Requests
 
 _KILL_PATIENCE: Final = 5.0
+_JITTER_MS: Final = 1000
+"""Difference between wall clock and steady clock beyond which the shown deadline is adjusted."""
 _RESERVE: Final = 64 << 10
-"""Room kept for the last records of a session, for the day the disk is full."""
+"""Disk space reserved for the last records of a session, in case the disk is full."""
 
 
-class Session(Protocol):
-    """What whoever booted the session hands over. Owned by the supervisor from then on."""
+class BootedSession(Protocol):
+    """Descriptors and state that the boot code passes on. The supervisor owns them from then on."""
 
     pid: int
     pidfd: int
@@ -61,7 +65,13 @@ class Session(Protocol):
 
 class Supervisor:
     def __init__(
-        self, session: Session, spec: dict[str, Any], directory: str, listener: socket.socket, *, mode: str
+        self,
+        session: BootedSession,
+        spec: dict[str, Any],
+        directory: str,
+        listener: socket.socket,
+        *,
+        mode: str,
     ) -> None:
         assert session.control is not None
         assert session.cgroup is not None
@@ -75,20 +85,22 @@ class Supervisor:
         self._reactor = Reactor()
         self._status = RUNNING
         self._reason: str | None = None
-        self._started_ms = now_ms()
+        self._started_ms = clock.wall_ms()
+        self._began = clock.steady_ms()
         self._stopped_ms: int | None = None
+        self._timeout_ms: int | None = spec.get("timeout_ms")
+        self._ends_at: int | None = None
+        """By the steady clock."""
         self._deadline_ms: int | None = spec["deadline_ms"]
+        """The same by the wall clock, for display."""
         self._deadline: Timer | None = None
         self._usage: dict[str, Any] = {}
         self._end_waiters: list[Callable[[], None]] = []
         accounts = Accounts(session.root_fd, ids=1 if mode == "single" else 65_536)
-        self._requests = Requests(
-            spec, accounts, tracks_trees=session.cgroup.capabilities["process_groups"].usable
-        )
+        self._requests = Requests(spec, accounts)
         self._processes = Processes(
-            Surroundings(
+            ProcessContext(
                 directory=directory,
-                init_pid=session.pid,
                 link=self._link,
                 group=session.cgroup,
                 reactor=self._reactor,
@@ -98,12 +110,14 @@ class Supervisor:
             )
         )
         self._files = SessionFiles(session.root_fd, base=session.base, single=mode == "single")
-        self._network = SessionNetwork(session.listeners, session.netns, self._reactor)
+        self._network = SessionNetwork(session.listeners, session.netns, self._reactor, self._require_running)
         self._frozen = False
-        self._standing_still = threading.Event()
+        self._stop_reported = threading.Event()
         self._stopped_all = False
         self._checkpointing = False
-        self._disk = watch.DiskWatch(f"{directory}/fs", session.limits["disk"].get("value"))
+        self._disk = limits.DiskWatch(
+            f"{directory}/fs", session.limits["disk"].get("value"), _limited_drives(spec)
+        )
         self._watching: Timer | None = None
         self._reactor.add(session.pidfd, self._on_init_gone)
         self._reactor.add(self._link.fileno(), self._on_init_message)
@@ -120,6 +134,7 @@ class Supervisor:
     def state(self) -> dict[str, Any]:
         return {
             "protocol": protocol.PROTOCOL,
+            "oldest": protocol.OLDEST,
             "session": self._spec["session"],
             "generation": self._spec["generation"],
             "status": self._status,
@@ -130,7 +145,9 @@ class Supervisor:
             "init_pid": self._session.pid,
             "started_ms": self._started_ms,
             "stopped_ms": self._stopped_ms,
-            "deadline_ms": self._deadline_ms,
+            "deadline_ms": self._shown_deadline(),
+            "remaining_ms": self._remaining_ms(),
+            "age_ms": clock.steady_ms() - self._began,
             "barriers": self._session.barriers,
             "limits": self._session.limits,
             "cgroup": self._cgroup.record(),
@@ -138,13 +155,13 @@ class Supervisor:
         }
 
     def _write_state(self) -> None:
-        replace_json(f"{self._directory}/state.json", self.state())
+        write_sealed(f"{self._directory}/state.json", self.state())
 
     def _save(self) -> None:
         try:
             self._write_state()
         except OSError:
-            pass  # the disk is full; while we live we answer ourselves, and for the end there is the reserve
+            pass  # disk full; clients ask the running supervisor, and the reserve holds the final record
 
     def _require_running(self) -> None:
         if self._status != RUNNING:
@@ -170,6 +187,7 @@ class Supervisor:
             connection.lend(
                 lambda stream: fileops.serve(stream, request, op[3:], body, identity, self._files, cwd)
             )
+            self._keep_watching()
             return
         area, _, name = op.partition(".") if isinstance(op, str) else ("", "", "")
         if area == "process" and name in _PROCESS_OPERATIONS:
@@ -180,7 +198,7 @@ class Supervisor:
             raise InvalidRequest(f"unknown operation {op!r}", field="op")
 
     def _on_init_message(self, _: int) -> None:
-        heard = self._link.hear()
+        heard = self._link.receive()
         if heard is None:
             self._reactor.remove(self._link.fileno())
             return
@@ -200,22 +218,23 @@ class Supervisor:
     def _info(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         connection.answer(body["id"], self.state())
 
-    # --- limits nobody enforces for us -------------------------------------------------------------------
+    # --- limits that the kernel does not enforce ---------------------------------------------------------
 
     def _watch(self) -> None:
-        """Look at disk and memory while something runs; a session with nothing running costs nothing."""
+        """Poll disk and memory while a process runs or a client writes; an idle session costs nothing."""
         self._watching = None
         if self._status != RUNNING:
             return
         if reason := self._disk.look():
-            self._begin_stop(reason)
+            self._start_stop(reason)
             return
         limit = self._session.limits["memory"]
         if limit["state"] == "watched":
-            used, victim = watch.memory_in_use(self._session.root_fd)
+            used, victim = limits.memory_in_use(self._session.root_fd)
             if used > limit["value"] and victim:
                 self._processes.kill_for_memory(victim)
-        if any(process.status == RUNNING or process.outputs for process in self._processes):
+        busy = any(process.status == RUNNING or process.outputs for process in self._processes)
+        if busy or self._disk.interval == limits.ALERT:
             self._keep_watching()
 
     def _keep_watching(self) -> None:
@@ -225,29 +244,53 @@ class Supervisor:
     # --- the whole session -------------------------------------------------------------------------------
 
     def _set_deadline(self, deadline_ms: int | None) -> None:
+        """Set the deadline by the wall clock as it is now; from here on only the steady clock counts."""
+        self._deadline_ms = deadline_ms
+        self._end_at(None if deadline_ms is None else clock.steady_ms() + deadline_ms - clock.wall_ms())
+
+    def _end_at(self, steady_ms: int | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        self._deadline_ms = deadline_ms
-        if deadline_ms is not None:
-            seconds = (deadline_ms - now_ms()) / 1000
-            self._deadline = self._reactor.later(seconds, lambda: self._begin_stop("deadline reached"))
+        self._ends_at = steady_ms
+        if steady_ms is not None:
+            seconds = (steady_ms - clock.steady_ms()) / 1000
+            self._deadline = self._reactor.later(seconds, lambda: self._start_stop("deadline reached"))
+
+    def _remaining_ms(self) -> int | None:
+        return None if self._ends_at is None else max(self._ends_at - clock.steady_ms(), 0)
+
+    def _shown_deadline(self) -> int | None:
+        """Return the deadline by the wall clock; the same number unless that clock is changed."""
+        if self._ends_at is not None and self._deadline_ms is not None:
+            now = clock.wall_ms() + self._ends_at - clock.steady_ms()
+            if abs(now - self._deadline_ms) > _JITTER_MS:
+                self._deadline_ms = now
+        return self._deadline_ms
 
     def _extend(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         self._require_running()
-        value = body["deadline_ms"]
-        self._set_deadline(None if value is None else int(value))
+        value, timeout = body["deadline_ms"], body.get("timeout_ms")
+        if timeout is not None and self._timeout_ms is not None and self._ends_at is not None:
+            # The total, so that a request sent twice has the effect of one.
+            more = int(timeout) - self._timeout_ms
+            deadline = self._shown_deadline()
+            self._timeout_ms = int(timeout)
+            self._end_at(self._ends_at + more)
+            self._deadline_ms = None if deadline is None else deadline + more
+        else:
+            self._set_deadline(None if value is None else int(value))
         self._save()
-        connection.answer(body["id"], {"deadline_ms": self._deadline_ms})
+        connection.answer(body["id"], {"deadline_ms": self._shown_deadline()})
 
     def _stop(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         self._end_waiters.append(lambda: connection.answer(body["id"], self.state()))
-        self._begin_stop(str(body.get("reason") or "stopped by request"), int(body.get("grace_ms") or 0))
+        self._start_stop(str(body.get("reason") or "stopped by request"), int(body.get("grace_ms") or 0))
 
     def _wait_end(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         self._end_waiters.append(lambda: connection.answer(body["id"], self.state()))
 
-    def _begin_stop(self, reason: str, grace_ms: int = 0) -> None:
+    def _start_stop(self, reason: str, grace_ms: int = 0) -> None:
         if self._status != RUNNING:
             return
         self._status = "stopping"
@@ -256,14 +299,14 @@ class Supervisor:
         if self._frozen:
             self._thaw_session()
         if grace_ms > 0 and self._processes.running():
-            self._link.bid({"op": "signal", "pid": -1, "signal": signal.SIGTERM})
+            self._link.send_best_effort({"op": "signal", "pid": -1, "signal": signal.SIGTERM})
             self._reactor.later(grace_ms / 1000, self._kill_session)
             self._watch_grace()
         else:
             self._kill_session()
 
     def _watch_grace(self) -> None:
-        """Do not sit out the grace period when everything has already gone."""
+        """End the grace period early once all processes have exited."""
         for process in self._processes.running():
             process.exit_waiters.append(self._watch_grace)
             return
@@ -285,14 +328,17 @@ class Supervisor:
         self._finish(round((usage.ru_utime + usage.ru_stime) * 1000))
 
     def _finish(self, cpu_ms: int) -> None:
-        """Everything inside is dead. Keep what was printed, close the books, tell who waits, and leave."""
+        """Log the last output, write the final records, respond to waiting clients, and exit the loop.
+
+        Called once every process of the session is dead.
+        """
         _free(f"{self._directory}/reserve")
         if self._status == RUNNING:
             self._status = "stopping"
         self._processes.close_all(self._reason or "session stopped")
         self._usage = self._measure(cpu_ms)
         self._status = "stopped"
-        self._stopped_ms = now_ms()
+        self._stopped_ms = clock.wall_ms()
         self._remove_cgroup()
         self._save()
         for tell in self._end_waiters:
@@ -303,7 +349,7 @@ class Supervisor:
         try:
             self._cgroup.remove()
         except OSError:
-            pass  # collected later, by name
+            pass  # the server removes it later, by name
 
     def _measure(self, init_cpu_ms: int | None = None) -> dict[str, Any]:
         usage = self._cgroup.usage()
@@ -313,7 +359,7 @@ class Supervisor:
             "memory_peak_bytes": usage.memory_peak_bytes,
             "pids": usage.pids,
             "oom_kills": usage.oom_kills,
-            "duration_ms": (self._stopped_ms or now_ms()) - self._started_ms,
+            "duration_ms": clock.steady_ms() - self._began,
         }
 
     def _report_usage(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
@@ -321,42 +367,41 @@ class Supervisor:
 
     # --- network -----------------------------------------------------------------------------------------
 
-    def network_descriptors(self) -> list[int]:
-        """For whoever asked for the session, so that they need not ask again."""
+    def network_descriptors(self) -> AbstractContextManager[list[int]]:
+        """Return the descriptors for netd, which are sent with the report of the start."""
         return self._network.descriptors()
 
     def _give_listeners(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
-        self._require_running()
         self._network.give_listeners(connection, body)
 
     def _give_sockets(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
-        self._require_running()
+        """For servers of earlier versions, whose netd asks through them."""
         self._network.give_sockets(connection, body)
 
     # --- freezing and checkpoints ------------------------------------------------------------------------
 
     def _freeze_session(self) -> None:
-        """In a thread of its own: it waits until everything inside stands still."""
+        """Freeze in a thread of its own, which waits until every process of the session has stopped."""
         self._frozen = True
         if self._cgroup.capabilities["freeze"].usable:
             self._cgroup.freeze(_KILL_PATIENCE)
             return
-        # Without a freezer: stop signals. Parents inside may notice; init itself goes on.
-        self._standing_still.clear()
-        self._link.bid({"op": "freeze", "seconds": _KILL_PATIENCE})
-        if not self._standing_still.wait(_KILL_PATIENCE + 1) or not self._stopped_all:
+        # Without a freezer: SIGSTOP. Parents in the session may notice; init itself keeps running.
+        self._stop_reported.clear()
+        self._link.send_best_effort({"op": "freeze", "seconds": _KILL_PATIENCE})
+        if not self._stop_reported.wait(_KILL_PATIENCE + 1) or not self._stopped_all:
             raise TimeoutError(errno.ETIMEDOUT, "the session's processes did not stop in time")
 
     def _thaw_session(self) -> None:
         if self._cgroup.capabilities["freeze"].usable:
             self._cgroup.thaw()
         else:
-            self._link.bid({"op": "thaw"})
+            self._link.send_best_effort({"op": "thaw"})
         self._frozen = False
 
     def _on_frozen(self, stopped_all: object) -> None:
         self._stopped_all = stopped_all is True
-        self._standing_still.set()
+        self._stop_reported.set()
 
     def _freeze(self, connection: Connection, body: dict[str, Any], blob: bytes) -> None:
         self._require_running()
@@ -404,7 +449,7 @@ class Supervisor:
                 freeze=self._freeze_session,
                 thaw=self._thaw_session,
                 cancelled=lambda: self._status != RUNNING,
-                # What is on a drive is no part of the sandbox's own files.
+                # The content of a drive does not belong to the sandbox's own files.
                 leave_out=[slot["name"] for slot in self._spec["rootfs"]["slots"] if slot["drive"]],
             )
         except (SandkeepError, OSError) as error:
@@ -412,11 +457,21 @@ class Supervisor:
                 error if isinstance(error, SandkeepError) else path_error(error, "checkpoint", destination)
             )
             if self._status != RUNNING:
-                # Whatever it ran into on the way: the session's end is the news.
+                # Report the stop rather than the copy error it caused.
                 failure = SessionStopped(f"session is {self._status}", session=self._spec["session"])
             self._reactor.post(lambda: done(None, failure))
         else:
             self._reactor.post(lambda: done(dict(report._asdict()), None))
+
+
+def _limited_drives(spec: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """Return the drives with a size limit, for ``DiskWatch``."""
+    slots = spec["rootfs"]["slots"]
+    return {
+        slot["name"]: (slot["target"], slot["room_bytes"])
+        for slot in slots
+        if slot.get("room_bytes") is not None
+    }
 
 
 def _allocate(path: str, size: int) -> None:

@@ -1,9 +1,10 @@
-"""Finding things in a session's tree, which the sandbox may rearrange at any moment.
+"""Path resolution in a session's tree, which the sandbox may rearrange at any moment.
 
 ``Tree`` resolves a path once, by the kernel, with ``openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)`` from
-the root descriptor: no symbolic link, ``..`` or race leads outside the sandbox. What follows works on
-descriptors, or on one name below a descriptor. File systems that are an interface of the kernel are refused:
-the supervisor has rights there the sandbox must not borrow.
+the root descriptor: no symbolic link, ``..`` or race leads outside the sandbox. Later steps work on
+descriptors, or on one name below a descriptor. File systems that are an interface of the kernel are refused,
+and so are files whose owner has no id in the session: the supervisor has rights over them that the sandbox
+must not borrow.
 
 Everything here raises ``OSError`` and acts with the rights of the calling thread.
 """
@@ -25,7 +26,11 @@ _OVERFLOW_ID = 65534
 
 
 class KernelFileSystem(PermissionError):
-    """Something on procfs, sysfs, a cgroup or the like."""
+    """The file is on procfs, sysfs, a cgroup or the like."""
+
+
+class NotOfTheSession(PermissionError):
+    """The file is mounted in the session, but its owner has no id there."""
 
 
 class Fd:
@@ -57,7 +62,7 @@ class Tree:
         return syscalls.openat2(self.root_fd, path, flags)
 
     def open_directory(self, path: bytes, flags: int = os.O_PATH, *, parents: bool = False) -> int:
-        """A directory's descriptor, making missing directories on the way if ``parents``."""
+        """Open a directory and return its descriptor; with ``parents`` make missing directories."""
         flags |= os.O_DIRECTORY
         try:
             fd = self.open(path, flags)
@@ -74,9 +79,9 @@ class Tree:
         return fd
 
     def entry(self, path: bytes, *, follow: bool, parents: bool = False) -> tuple[int, bytes]:
-        """Descriptor of the directory that holds ``path`` (the caller's to close), and the name in it.
+        """Return a descriptor of the directory that holds ``path``, for the caller to close, and the name.
 
-        ``follow`` goes on to where a symbolic link of that name points, existing or not.
+        ``follow`` resolves a symbolic link of that name to its target, which need not exist.
         """
         for _ in range(_SYMLINK_HOPS):
             directory, name = split(path)
@@ -85,32 +90,93 @@ class Tree:
             if target is None:
                 return fd, name
             os.close(fd)
-            # The kernel may refuse to follow a link that others planted in a shared directory.
+            # The kernel may refuse to follow a link that another user made in a shared directory.
             self.exists(path)
             path = target if target.startswith(b"/") else directory + b"/" + target
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def exists(self, path: bytes, flags: int = 0) -> bool:
-        """Whether there is such a thing; ``O_DIRECTORY`` in ``flags`` raises if it is something else."""
+        """Return whether ``path`` exists; with ``O_DIRECTORY`` in ``flags``, raise if it is another kind."""
         try:
             os.close(self.open(path, os.O_PATH | flags))
         except FileNotFoundError:
             return False
         return True
 
+    def real(self, path: bytes, *, strict: bool) -> bytes:
+        """Return ``path`` without symbolic links, ``.`` and ``..``, as the session sees it.
+
+        Parts that cannot be resolved (missing, closed to the user, a loop of links) stay as they are, unless
+        ``strict``. Each prefix is opened from the root again, so the walk stays in the sandbox while a
+        process there moves directories; the text returned may then be out of date, as with any ``realpath``.
+        """
+        waiting = path.split(b"/")[::-1]
+        done: list[bytes] = []
+        hops = 0
+        while waiting:
+            part = waiting.pop()
+            if part in (b"", b"."):
+                continue
+            if part == b"..":
+                del done[-1:]
+                continue
+            whole = b"/" + b"/".join([*done, part])
+            try:
+                target = self._target(whole)
+                if target is None and strict and any(left not in (b"", b".") for left in waiting):
+                    os.close(self.open(whole, os.O_PATH | os.O_DIRECTORY))
+                hops += target is not None
+                if hops > _SYMLINK_HOPS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            except OSError:
+                if strict:
+                    raise
+                target = None
+            if target is None:
+                done.append(part)
+                continue
+            if target.startswith(b"/"):
+                done.clear()
+            waiting += target.split(b"/")[::-1]
+        return b"/" + b"/".join(done)
+
+    def _target(self, path: bytes) -> bytes | None:
+        """Return the target of a symbolic link, ``None`` for anything else."""
+        with Fd(self.open(path, os.O_PATH | os.O_NOFOLLOW)) as fd:
+            return os.readlink(b"", dir_fd=fd) if stat.S_ISLNK(os.fstat(fd).st_mode) else None
+
     def check(self, fd: int) -> os.stat_result:
-        """Refuse what belongs to the kernel."""
+        """Refuse a file on a file system of the kernel, or whose owner has no id in the session.
+
+        In the session's overlays such an owner is accepted: an image may have ids beyond the session's. The
+        kernel itself forbids every change of such a file.
+        """
         info = os.fstat(fd)
-        if info.st_dev != self._root_device and syscalls.fstatfs_type(fd) in syscalls.KERNEL_FILESYSTEMS:
-            raise KernelFileSystem(errno.EPERM, "a file system of the kernel")
+        if info.st_dev != self._root_device:
+            kind = syscalls.fstatfs_type(fd)
+            if kind in syscalls.KERNEL_FILESYSTEMS:
+                raise KernelFileSystem(errno.EPERM, "a file system of the kernel")
+            if kind != syscalls.OVERLAYFS_MAGIC:
+                self._check_owner(info)
         return info
 
+    def check_own(self, fd: int) -> os.stat_result:
+        """Refuse that in overlays too: the owner of a file to be changed must have an id in the session."""
+        info = self.check(fd)
+        self._check_owner(info)
+        return info
+
+    def _check_owner(self, info: os.stat_result) -> None:
+        # Without root, ids on a mount are the session's own, and an unmapped id looks like one of its users.
+        if self.base and not 0 <= info.st_uid - self.base < SESSION_IDS:
+            raise NotOfTheSession(errno.EPERM, "its owner is not a user of the session")
+
     def outside(self, number: int) -> int:
-        """The id on the mount of a session's id; ``-1`` stays."""
+        """Return the id on the mount for an id of the session; ``-1`` stays."""
         return number if number < 0 else self.base + number
 
     def inside(self, number: int) -> int:
-        """The session's id of an id on the mount; one the session does not have shows as nobody's."""
+        """Return the session's id for an id on the mount; 65534 for one that the session does not have."""
         return number - self.base if 0 <= number - self.base < SESSION_IDS else _OVERFLOW_ID
 
     def _make_directories(self, path: bytes) -> None:
@@ -129,7 +195,7 @@ class Tree:
 
 
 def absolute(path: Path, cwd: Path) -> bytes:
-    """``path`` as bytes, starting at ``cwd`` if relative. Not normalised: only the kernel resolves ``..``."""
+    """Return ``path`` as bytes, starting at ``cwd`` if relative. Only the kernel resolves ``..``."""
     encoded = encode(path, "path")
     return encoded if encoded.startswith(b"/") else encode(cwd, "cwd") + b"/" + encoded
 
@@ -142,7 +208,7 @@ def encode(path: Path, field: str) -> bytes:
 
 
 def split(path: bytes) -> tuple[bytes, bytes]:
-    """Directory and last name of a path that must have one."""
+    """Return the directory and the last name of a path that must have one."""
     directory, _, name = path.rstrip(b"/").rpartition(b"/")
     if name in (b"", b".", b".."):
         raise InvalidRequest(f"{os.fsdecode(path)} does not name an entry of a directory", field="path")
@@ -150,7 +216,7 @@ def split(path: bytes) -> tuple[bytes, bytes]:
 
 
 def make_directory(parent: int, name: bytes, mode: int) -> None:
-    """``mkdir`` with exactly ``mode``, whatever the process's umask is."""
+    """Call ``mkdir`` so that the directory has exactly ``mode``, independent of the umask."""
     os.mkdir(name, mode, dir_fd=parent)
     with Fd(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)) as fd:
         actual = stat.S_IMODE(os.fstat(fd).st_mode)
@@ -160,7 +226,7 @@ def make_directory(parent: int, name: bytes, mode: int) -> None:
 
 
 def proc_path(fd: int) -> bytes:
-    """A path for calls that take no ``O_PATH`` descriptor; it means that very inode."""
+    """Return a path to the inode of ``fd``, for calls that take no ``O_PATH`` descriptor."""
     return b"/proc/self/fd/%d" % fd
 
 

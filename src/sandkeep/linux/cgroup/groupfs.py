@@ -1,6 +1,6 @@
 """The kernel's control group files: reading, writing, removing, and freeze and kill for both versions.
 
-Functions of a directory or a ``Place``; they know file formats and kernel manners, nothing about sessions.
+Functions of a directory or a ``GroupPlace``. They know what the kernel does, and nothing about sessions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sandkeep.errors import InvalidRequest
 REMOVE_SECONDS: Final = 1.0
 
 
-class Place(NamedTuple):
+class GroupPlace(NamedTuple):
     """Where one capability lives: a version and the directory of the group."""
 
     version: str
@@ -140,13 +140,13 @@ def pids(path: str) -> list[int]:
     return [pid for pid in found if pid > 0]
 
 
-def populated(place: Place) -> bool:
+def populated(place: GroupPlace) -> bool:
     if place.version == "v2":
         return read_key(f"{place.path}/cgroup.events", "populated") == 1
     return bool(pids(place.path))
 
 
-def freeze(place: Place, timeout: float) -> None:
+def freeze(place: GroupPlace, timeout: float) -> None:
     """Freeze the group and everything below; it is thawed again when that takes longer than ``timeout``."""
     deadline = time.monotonic() + timeout
     if place.version == "v2":
@@ -166,14 +166,14 @@ def freeze(place: Place, timeout: float) -> None:
         pause = min(pause * 2, 0.005)
 
 
-def thaw(place: Place) -> None:
+def thaw(place: GroupPlace) -> None:
     if place.version == "v2":
         write(f"{place.path}/cgroup.freeze", 0)
     else:
         write(f"{place.path}/freezer.state", "THAWED")
 
 
-def kill(place: Place) -> None:
+def kill(place: GroupPlace) -> None:
     """SIGKILL everything in the group and below. Returns once the signals are sent, not once all are dead."""
     if place.version == "v2":
         try:

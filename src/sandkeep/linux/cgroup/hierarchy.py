@@ -6,11 +6,12 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 from sandkeep.errors import NotFound
-from sandkeep.linux.cgroup import groupfs
-from sandkeep.linux.cgroup.groupfs import Place
+from sandkeep.linux.cgroup import groupfs, units
+from sandkeep.linux.cgroup.groupfs import GroupPlace
 from sandkeep.linux.cgroup.session import Capability, SessionCgroup
 
 CAPABILITIES: Final = (
@@ -64,18 +65,46 @@ _V1_FILES: Final = {
 _V1_CONTROLLERS: Final = frozenset(name for files in _V1_FILES.values() for name, _ in files)
 
 
+_CEILING_FILES: Final = {
+    "memory": (("v2", "memory.max"), ("v1", "memory.limit_in_bytes")),
+    "pids": (("v2", "pids.max"), ("v1", "pids.max")),
+}
+_V1_UNLIMITED: Final = 1 << 60
+
+
+class Ceiling(NamedTuple):
+    """A limit that holds for a group and everything in it."""
+
+    value: int
+    group: str
+
+
+def _tightest(path: str, file: str) -> Ceiling | None:
+    """The smallest value of a limit from a group up to the mount; a group without one counts for nothing."""
+    tightest: Ceiling | None = None
+    while path and os.path.exists(f"{path}/cgroup.procs"):
+        value = groupfs.read_int(f"{path}/{file}")
+        if value is not None and value < _V1_UNLIMITED and (tightest is None or value < tightest.value):
+            tightest = Ceiling(value, path)
+        path = os.path.dirname(path)
+    return tightest
+
+
 class Hierarchy:
     """What the machine offers us. ``capabilities`` is complete: every name of ``CAPABILITIES`` is in it."""
 
-    __slots__ = ("_bases", "_parent", "_places", "_v2", "capabilities", "layout")
+    __slots__ = ("_bases", "_parent", "_places", "_service", "_v2", "capabilities", "layout")
 
-    def __init__(self, layout: str, v2: str | None, v1: Mapping[str, str], parent: str) -> None:
+    def __init__(
+        self, layout: str, v2: str | None, v1: Mapping[str, str], parent: str, *, service: str = ""
+    ) -> None:
         self.layout = layout
         """``v2``, ``v1``, ``hybrid`` or ``none``."""
         self._v2 = v2
+        self._service = service
         self._bases = dict(v1)
         self._parent = parent
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, GroupPlace] = {}
         self.capabilities: dict[str, Capability] = {}
         self._probe()
 
@@ -118,7 +147,7 @@ class Hierarchy:
             elif version == "v2" and not self._passed_on(trial, _V2_CONTROLLER.get(name)):
                 reasons.append(f"groups below {base} cannot pass {_V2_CONTROLLER[name]} on")
             else:
-                self._places[name] = Place(version, base)
+                self._places[name] = GroupPlace(version, base)
                 self.capabilities[name] = Capability(True, version, "")
                 return
         self._places.pop(name, None)
@@ -147,7 +176,8 @@ class Hierarchy:
         A non-root group can pass controllers on only while it holds no processes itself, so ``pids`` (the
         daemon and its helpers) move into a leaf beside the sessions. When processes of others share our
         group and the group above already passes controllers on to us, sessions go there instead: that
-        group's limits still apply. Otherwise ``capabilities`` says what is in the way. Returns itself.
+        group's limits still apply. The same when our group is that of a service of systemd, which starts the
+        service's next main process in it. Otherwise ``capabilities`` says what is in the way. Returns itself.
         """
         base = self._v2
         if base is None:
@@ -155,7 +185,7 @@ class Hierarchy:
         wanted = self._enableable(base)
         if not wanted:
             return self
-        obstacle = self._vacate(base, set(pids)) or self._enable(base, wanted)
+        obstacle = self._reserved(base) or self._vacate(base, set(pids)) or self._enable(base, wanted)
         if obstacle:
             above = os.path.dirname(base)
             if self._usable_above(above):
@@ -174,7 +204,8 @@ class Hierarchy:
         if base is None:
             return []
         above = os.path.dirname(base)
-        if os.access(f"{base}/cgroup.subtree_control", os.W_OK) and not self._others(base, set(pids)):
+        writable = os.access(f"{base}/cgroup.subtree_control", os.W_OK)
+        if writable and not self._reserved(base) and not self._others(base, set(pids)):
             return self._enableable(base)
         return self._passed_to(above) if self._usable_above(above) else []
 
@@ -194,6 +225,14 @@ class Hierarchy:
         if not os.path.exists(f"{base}/cgroup.type"):
             return set()
         return {int(pid) for pid in groupfs.read(f"{base}/cgroup.procs").split()}
+
+    def _reserved(self, base: str) -> str:
+        if not self._service:
+            return ""
+        return (
+            f"{base} is the group of {self._service}: while it passes controllers on to a session, systemd "
+            "cannot start the service again"
+        )
 
     def _others(self, base: str, ours: set[int]) -> str:
         others = self._holds(base) - ours
@@ -240,12 +279,25 @@ class Hierarchy:
     def _usable_above(self, above: str) -> bool:
         return bool(self._passed_to(above)) and os.access(above, os.W_OK)
 
+    # -- what applies from above
+
+    def ceilings(self) -> dict[str, Ceiling]:
+        """The tightest memory and pids limit of the groups that ours are in, for each that has one."""
+        found = {}
+        for name, files in _CEILING_FILES.items():
+            place = self._places.get(name) or GroupPlace("v2", self._v2 or self._bases.get(name, ""))
+            for version, file in files:
+                tightest = _tightest(place.path, file) if version == place.version else None
+                if tightest is not None:
+                    found[name] = tightest
+        return found
+
     # -- sessions
 
     def _make_parent(self, base: str, parent: str) -> None:
         """Make the group that holds sessions and let it pass on what it was given."""
         if base == self._v2 and not os.access(f"{base}/cgroup.procs", os.W_OK):
-            # Moving a process needs this file of the common ancestor, whoever owns the directories below.
+            # Moving a process needs this file of the common ancestor, even to the owner of those below.
             raise PermissionError(errno.EACCES, "not delegated to us (cgroup.procs is not writable)", base)
         try:
             groupfs.mkdir(parent, 0o755)
@@ -278,7 +330,7 @@ class Hierarchy:
             if place.path in failed:
                 capabilities[capability] = Capability(False, "", failed[place.path])
             else:
-                places[capability] = Place(place.version, f"{place.path}/{self._parent}/{name}")
+                places[capability] = GroupPlace(place.version, f"{place.path}/{self._parent}/{name}")
         return SessionCgroup(name, places, capabilities)
 
     def _make_session(self, base: str, name: str) -> None:
@@ -309,11 +361,11 @@ class Hierarchy:
         groupfs.check_name(name)
         if record is None:
             expected = {
-                capability: Place(place.version, f"{place.path}/{self._parent}/{name}")
+                capability: GroupPlace(place.version, f"{place.path}/{self._parent}/{name}")
                 for capability, place in self._places.items()
             }
         else:
-            expected = {capability: Place(*place) for capability, place in record.items()}
+            expected = {capability: GroupPlace(*place) for capability, place in record.items()}
         there = {path: os.path.isdir(path) for path in {place.path for place in expected.values()}}
         places = {capability: place for capability, place in expected.items() if there[place.path]}
         if not places:
@@ -333,6 +385,28 @@ class Hierarchy:
             names.update(groupfs.children(f"{base}/{self._parent}"))
         return sorted(names)
 
+    def open_leftovers(self) -> list[SessionCgroup]:
+        """The groups of every session that still has some; a session that ends at this moment is left out."""
+        found = []
+        for name in self.leftovers():
+            with suppress(NotFound):
+                found.append(self.open(name))
+        return found
+
+    def beside(self, prefix: str) -> list[SessionCgroup]:
+        """Groups of sessions in other scopes whose names begin so, beside the scope we are in."""
+        if self._v2 is None or not os.path.basename(self._v2).endswith(".scope"):
+            return []
+        slice_ = os.path.dirname(self._v2)
+        found = []
+        for scope in groupfs.children(slice_):
+            path = f"{slice_}/{scope}"
+            if scope.startswith(prefix) and scope.endswith(".scope") and path != self._v2:
+                for name in groupfs.children(f"{path}/{self._parent}"):
+                    place = GroupPlace("v2", f"{path}/{self._parent}/{name}")
+                    found.append(SessionCgroup(name, {"kill": place}, {"kill": Capability(True, "v2", "")}))
+        return found
+
 
 def _unescape(field: str) -> str:
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
@@ -349,7 +423,11 @@ def _own_dir(mount_root: str, mount_point: str, own: str) -> str | None:
 
 
 def detect(
-    mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup", *, parent: str = "sandkeep"
+    mounts: str = "/proc/self/mountinfo",
+    own: str = "/proc/self/cgroup",
+    *,
+    parent: str = "sandkeep",
+    first: str = units.FIRST,
 ) -> Hierarchy:
     """What control groups offer the calling process now.
 
@@ -377,4 +455,14 @@ def detect(
                     if path_ is not None:
                         v1[controller] = path_
     layout = "hybrid" if v2 and v1 else "v2" if v2 else "v1" if v1 else "none"
-    return Hierarchy(layout, v2, v1, groupfs.check_name(parent))
+    service = _restartable(mine.get("", ""), first)
+    return Hierarchy(layout, v2, v1, groupfs.check_name(parent), service=service)
+
+
+def _restartable(own: str, first: str) -> str:
+    """The service whose next main process systemd will start in our own group; empty when there is none."""
+    unit = units.unit_of(own)
+    if not unit.endswith(".service") or own == f"{unit}/{LEAF}":
+        return ""
+    # A PID 1 that is hidden from us (ProtectProc=, hidepid=) is most likely systemd.
+    return os.path.basename(unit) if units.systemd_runs(first) or not units.path_in(first) else ""

@@ -9,10 +9,13 @@ from typing import Final, NamedTuple
 
 from sandkeep.errors import HostCannot, InvalidRequest, LimitUnenforceable
 from sandkeep.linux.cgroup import groupfs
-from sandkeep.linux.cgroup.groupfs import Place
+from sandkeep.linux.cgroup.groupfs import GroupPlace
 
 _CPU_PERIOD_US: Final = 100_000
 _CPU_QUOTA_MIN_US: Final = 1_000
+_SOCKET_PART: Final = 4
+_SOCKET_MOST: Final = 256 << 20
+"""Memory of sockets, which v1 counts apart: a session may use this part of its limit besides, no more."""
 
 
 class Capability(NamedTuple):
@@ -24,7 +27,7 @@ class Capability(NamedTuple):
     why: str
 
 
-class Usage(NamedTuple):
+class Counters(NamedTuple):
     """Counters of a session; ``None`` where the machine does not count."""
 
     cpu_ms: int | None
@@ -39,7 +42,7 @@ class ProcessGroup:
 
     __slots__ = ("_place",)
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: GroupPlace) -> None:
         self._place = place
 
     @property
@@ -68,7 +71,7 @@ class SessionCgroup:
     __slots__ = ("_places", "capabilities", "name")
 
     def __init__(
-        self, name: str, places: Mapping[str, Place], capabilities: Mapping[str, Capability]
+        self, name: str, places: Mapping[str, GroupPlace], capabilities: Mapping[str, Capability]
     ) -> None:
         self.name = name
         self._places = dict(places)
@@ -89,7 +92,7 @@ class SessionCgroup:
                 return place.path
         return None
 
-    def _need(self, capability: str) -> Place:
+    def _need(self, capability: str) -> GroupPlace:
         try:
             return self._places[capability]
         except KeyError:
@@ -119,6 +122,11 @@ class SessionCgroup:
                     why=f"{error.filename or place.path}: {error.strerror}",
                 ) from error
 
+    def limit_sockets(self) -> None:
+        """Limit the memory of sockets where that of the session is not limited; only v1 counts it apart."""
+        if "memory" in self._places:
+            _limit_sockets(self._places["memory"], _SOCKET_MOST)
+
     # -- membership
 
     def attach(self, pid: int, *, cgroup2: bool = True) -> None:
@@ -144,7 +152,7 @@ class SessionCgroup:
         except FileExistsError:
             if not os.path.isdir(path):
                 raise
-        return ProcessGroup(Place(parent.version, path))
+        return ProcessGroup(GroupPlace(parent.version, path))
 
     def populated(self) -> bool:
         return groupfs.populated(self._need("kill"))
@@ -162,8 +170,8 @@ class SessionCgroup:
         """SIGKILL every process of the session, frozen or not. Does not wait for them to be gone."""
         groupfs.kill(self._need("kill"))
 
-    def usage(self) -> Usage:
-        return Usage(
+    def usage(self) -> Counters:
+        return Counters(
             cpu_ms=self._cpu_ms(),
             memory_bytes=self._int("memory", {"v2": "memory.current", "v1": "memory.usage_in_bytes"}),
             memory_peak_bytes=self._int(
@@ -203,7 +211,7 @@ class SessionCgroup:
             groupfs.remove_parent(os.path.dirname(path))
 
 
-def _limit_memory(place: Place, value: float) -> None:
+def _limit_memory(place: GroupPlace, value: float) -> None:
     size = int(value)
     if place.version == "v2":
         groupfs.write(f"{place.path}/memory.max", size)
@@ -219,13 +227,20 @@ def _limit_memory(place: Place, value: float) -> None:
         groupfs.write(both, size)
         groupfs.write(limit, size)
     groupfs.write_optional(both, size)
+    _limit_sockets(place, size // _SOCKET_PART)
 
 
-def _limit_pids(place: Place, value: float) -> None:
+def _limit_sockets(place: GroupPlace, size: int) -> None:
+    """Limit what connections buffer on v1. On v2 the memory limit covers it."""
+    if place.version == "v1":
+        groupfs.write_optional(f"{place.path}/memory.kmem.tcp.limit_in_bytes", min(size, _SOCKET_MOST))
+
+
+def _limit_pids(place: GroupPlace, value: float) -> None:
     groupfs.write(f"{place.path}/pids.max", int(value))
 
 
-def _limit_cpu(place: Place, value: float) -> None:
+def _limit_cpu(place: GroupPlace, value: float) -> None:
     quota = max(int(value * _CPU_PERIOD_US), _CPU_QUOTA_MIN_US)
     if place.version == "v2":
         groupfs.write(f"{place.path}/cpu.max", f"{quota} {_CPU_PERIOD_US}")

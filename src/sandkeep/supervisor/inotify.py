@@ -1,16 +1,18 @@
 """Changes below a directory of a session, as they happen.
 
-The kernel tells of one directory at a time, so a tree is watched directory by directory, new ones included.
-Between a directory's creation and its watch something may be created in it: such directories are listed once
-they are watched, so nothing is missed, though it may be told twice. When the kernel's queue overflows the
-watcher says so with an ``overflow`` and the client must look for itself.
+The kernel reports on one directory at a time, so a tree is watched directory by directory, new ones included.
+Entries may be created in a directory before its watch exists: such directories are listed once they are
+watched, so no entry is missed, though it may be reported twice. When the kernel's queue overflows the watcher
+reports an ``overflow`` and the client must list the tree itself.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -30,12 +32,16 @@ from sandkeep.linux.syscalls import (
     IN_Q_OVERFLOW,
 )
 from sandkeep.supervisor.files import SessionFiles
-from sandkeep.supervisor.identity import Identity
+from sandkeep.supervisor.identity import SESSION_IDS, Identity
 from sandkeep.supervisor.tree import Fd, Path, absolute, proc_path
 
 MOST_DIRECTORIES: Final = 8192
+MOST_WATCHES: Final = 16
+"""Watches of one session at once. Each is an inotify instance; the kernel usually allows a user 128."""
+_PLACE_SECONDS: Final = 2.0
+"""Seconds to wait for a free slot: a watch whose client has just disconnected is about to free one."""
 _GATHER_SECONDS: Final = 0.02
-"""Changes come in bursts; a burst travels as one message."""
+"""Seconds in which changes are collected: a burst becomes one message."""
 _MASK: Final = (
     IN_CREATE
     | IN_DELETE
@@ -54,6 +60,8 @@ _KINDS: Final = (
 _EVENT: Final = struct.Struct("iIII")
 
 Change = dict[str, Any]
+_places: Final = threading.BoundedSemaphore(MOST_WATCHES)
+"""Slots of this supervisor, which serves one session."""
 
 
 class Watcher:
@@ -67,25 +75,34 @@ class Watcher:
         self._root = absolute(path, cwd)
         self._recursive = recursive
         self._directories: dict[int, bytes] = {}
+        if not _places.acquire(timeout=_PLACE_SECONDS):
+            raise LimitReached(
+                f"a session has {MOST_WATCHES} watches at most",
+                limit="watches",
+                value=MOST_WATCHES,
+                hint="end one of them; one recursive watch covers a whole tree",
+            )
         try:
-            self._fd = syscalls.inotify_init1()
-        except OSError as error:
-            raise LimitReached(f"no more watches on this host: {error}", limit="watches") from error
+            self._fd = _instance(files.tree.base)
+        except BaseException:
+            _places.release()
+            raise
         try:
             with files.acting_as(identity):
                 self._add(self._root, [])
         except OSError as error:
-            os.close(self._fd)
+            self.close()
             raise path_error(error, "watch", path) from error
         except BaseException:
-            os.close(self._fd)
+            self.close()
             raise
 
     def close(self) -> None:
         os.close(self._fd)
+        _places.release()
 
     def run(self, client: int, tell: Callable[[list[Change]], None]) -> None:
-        """Tell of changes until the client says something or goes away."""
+        """Report changes until the client sends something or disconnects."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         poll.register(client, select.POLLIN | select.POLLHUP)
@@ -93,7 +110,7 @@ class Watcher:
             ready = {fd for fd, _ in poll.poll()}
             if client in ready:
                 return
-            # Let the burst arrive; select on the client alone so that its going away is noticed.
+            # Let the burst arrive; poll the client alone so that a disconnect is noticed.
             select.select((client,), (), (), _GATHER_SECONDS)
             with self._files.acting_as(self._identity):
                 changes = self._read()
@@ -115,7 +132,7 @@ class Watcher:
             position += length
             for change in self._changes(watch, mask, name):
                 key = (change["kind"], change["path"])
-                # One write is many notifications; one line tells it all.
+                # One write causes many notifications; report it once.
                 if key not in seen or change["kind"] != "modified":
                     seen.add(key)
                     changes.append(change)
@@ -143,12 +160,12 @@ class Watcher:
             try:
                 self._add(path, inside)
             except OSError:
-                pass  # gone again, or not ours to look into
+                pass  # removed again, or not readable for this user
             found += inside
         return found
 
     def _has_no_name(self, directory: bytes, name: bytes) -> bool:
-        """Whether this is how the kernel calls a file without a name, such as one on its way into place."""
+        """Return whether the kernel uses this name for a file without one, such as an unpublished draft."""
         if name[:1] != b"#" or not name[1:].isdigit():
             return False
         try:
@@ -159,7 +176,7 @@ class Watcher:
         return False
 
     def _add(self, path: bytes, found: list[Change]) -> None:
-        """Watch a directory and, in a recursive watch, those below it; ``found`` collects what is there."""
+        """Watch a directory and, in a recursive watch, those below it; add their entries to ``found``."""
         pending = [path]
         while pending:
             at = pending.pop()
@@ -170,7 +187,15 @@ class Watcher:
                     value=MOST_DIRECTORIES,
                 )
             with Fd(self._files.tree.open_directory(at, os.O_RDONLY)) as fd:
-                watch = syscalls.inotify_add_watch(self._fd, proc_path(fd), _MASK)
+                try:
+                    watch = syscalls.inotify_add_watch(self._fd, proc_path(fd), _MASK)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    raise LimitReached(
+                        "the machine's limit of watched directories (max_user_watches) is reached",
+                        limit="watched directories",
+                    ) from error
                 self._directories[watch] = at
                 if not self._recursive:
                     return
@@ -183,3 +208,24 @@ class Watcher:
                         )
                         if is_directory:
                             pending.append(inner)
+
+
+def _instance(base: int) -> int:
+    """Return an inotify instance. The kernel charges it and its watches to the user who makes it.
+
+    Root does not make it, since the host's programs and other sessions need root's share. The last id of a
+    session's range has a count of its own, and no program of the sandbox adds to it: programs of the sandbox
+    are charged to the first id.
+    """
+    try:
+        if not base:
+            return syscalls.inotify_init1()  # charged to the user who runs sandkeep: the only id here
+        syscalls.set_effective_uid_thread(base + SESSION_IDS - 1)
+        try:
+            return syscalls.inotify_init1()
+        finally:
+            syscalls.set_effective_uid_thread(0)
+    except OSError as error:
+        raise LimitReached(
+            f"no more watches on this host (max_user_instances): {error.strerror}", limit="watches"
+        ) from error

@@ -1,4 +1,4 @@
-"""Removing a directory tree while somebody hostile may be rearranging it.
+"""Removing a directory tree while a hostile process may be rearranging it.
 
 The walk never uses a path of more than one name: each directory is opened below the one already held, not
 through a symbolic link and not onto another mount. It keeps a bounded number of descriptors and of names,
@@ -15,7 +15,7 @@ from sandkeep.linux import syscalls
 _OPEN_LEVELS = 64
 _BATCH = 1024
 _ATTEMPTS = 8
-"""How often a directory somebody keeps filling is emptied again."""
+"""Number of attempts to empty a directory that another process keeps filling."""
 
 
 class _Level:
@@ -79,7 +79,7 @@ def _open(parent: int, name: bytes) -> int:
 
 
 def _scan(level: _Level) -> None:
-    """Unlink what is no directory, and note some of the directories."""
+    """Unlink every entry that is not a directory, and note some of the directories."""
     os.lseek(level.fd, 0, os.SEEK_SET)
     with os.scandir(level.fd) as entries:
         for entry in entries:
@@ -116,7 +116,7 @@ def _descend(levels: list[_Level], name: bytes) -> None:
 
 
 def _reopened(levels: list[_Level]) -> _Level | None:
-    """The level above the last, open; it must still be the directory that was entered."""
+    """Return the level above the last, open; it must still be the directory that was entered."""
     if len(levels) < 2:
         return None
     above = levels[-2]

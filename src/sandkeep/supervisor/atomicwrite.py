@@ -1,4 +1,4 @@
-"""Files being written: in place, or as a draft nobody sees until it is complete."""
+"""Files being written: in place, or as a draft that has no name until it is complete."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 
 from sandkeep.errors import TransportError
 from sandkeep.linux import syscalls
-from sandkeep.supervisor.passage import Incoming
+from sandkeep.supervisor.direct import DirectUpload
 from sandkeep.supervisor.tree import proc_path
 
 T = TypeVar("T", bytes, int)
 
-Source = Callable[[int], bytes]
-"""Returns up to that many bytes, ``b""`` at the end. Runs with the file rights of the acting identity."""
+ReadContent = Callable[[int], bytes]
+"""Reads up to that many bytes, ``b""`` at the end. Runs with the file rights of the acting identity."""
 
 _CHUNK = 1 << 18
 
@@ -29,10 +29,10 @@ class InPlace:
         self.fd = fd
         self.written = 0
 
-    def fill(self, source: Source) -> None:
+    def fill(self, source: ReadContent) -> None:
         while chunk := _arrived(lambda: source(_CHUNK)):
             self._write(chunk)
-        if isinstance(source, Incoming):
+        if isinstance(source, DirectUpload):
             while count := _arrived(source.fetch):
                 self._empty(source.pipe, count)
 
@@ -44,7 +44,7 @@ class InPlace:
             view = view[count:]
 
     def _empty(self, pipe: int, count: int) -> None:
-        """Move what is in a pipe to the file."""
+        """Move the content of a pipe to the file."""
         while count:
             try:
                 moved = os.splice(pipe, self.fd, count)
@@ -52,7 +52,7 @@ class InPlace:
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-                # Not possible where a file is appended to, and on some file systems.
+                # The kernel refuses splice to a file opened for appending, and on some file systems.
                 chunk = os.read(pipe, min(count, _CHUNK))
                 moved = len(chunk)
                 self._write(chunk)
@@ -78,7 +78,7 @@ class Draft(InPlace):
         self._name = name
         self._temporary: bytes | None = None
         try:
-            # Nothing is left behind even if the supervisor dies.
+            # The kernel removes the file even if the supervisor dies.
             fd = os.open(b".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=parent)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):

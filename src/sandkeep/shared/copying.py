@@ -1,7 +1,7 @@
-"""Copy single entries of a tree with everything they carry, and open directories of trees nobody vouches for.
+"""Copy single entries of a tree with all their attributes, and open directories of untrusted trees.
 
-Works on directory descriptors and names as bytes; the caller walks. A source may change under the copy: what
-is no longer what its caller saw is reported as ``ESTALE``, anything else fails with the errno of the call.
+Works on directory descriptors and names as bytes; the caller walks. A source may change during the copy: an
+entry that is not the one the caller saw fails with ``ESTALE``, anything else with the errno of the call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import stat
-from typing import Final
+from typing import Final, NamedTuple
 
 from sandkeep.errors import LimitReached
 from sandkeep.linux.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, openat2
@@ -25,6 +25,16 @@ _PATH_STEP: Final = 3000
 _PATH_LIMIT: Final = 1 << 14
 
 
+class Attributes(NamedTuple):
+    """The fields of a stat result that ``apply_attributes`` needs, by the same names."""
+
+    st_uid: int
+    st_gid: int
+    st_mode: int
+    st_atime_ns: int
+    st_mtime_ns: int
+
+
 def check_depth(path: bytes) -> None:
     """Refuse a tree nested so deep that remembering its paths would take memory without bound."""
     if len(path) > _PATH_LIMIT:
@@ -36,7 +46,7 @@ def check_depth(path: bytes) -> None:
 
 
 class EntryCopier:
-    """Copies entries into one file system, and remembers what that and our rights allow."""
+    """Copies entries into one file system, and remembers which calls it and this process's rights allow."""
 
     __slots__ = ("_can_clone", "_gid", "_noatime", "_uid")
 
@@ -56,7 +66,7 @@ class EntryCopier:
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode):
             os.close(source)
-            raise _replaced(name)
+            raise replaced(name)
         return source, status
 
     def file(
@@ -73,7 +83,7 @@ class EntryCopier:
             os.close(copy)
 
     def other(self, fd: int, dest_fd: int, name: bytes, status: os.stat_result) -> None:
-        """Copy what is neither file nor directory: links, pipes, sockets, devices."""
+        """Copy an entry that is neither file nor directory: a link, pipe, socket or device."""
         mode = status.st_mode
         if stat.S_ISLNK(mode):
             os.symlink(_link_target(fd, name), name, dir_fd=dest_fd)
@@ -94,7 +104,7 @@ class EntryCopier:
         if size <= _SMALL and not reuse:
             data = os.read(source, size) if size else b""
             if data and os.write(copy, data) != len(data):
-                _copy_range(source, copy, 0, size)  # a full disk: this names it
+                _copy_range(source, copy, 0, size)  # on a full disk this call raises the right error
         elif size > _CLONE_FROM and self._clone(source, copy):
             os.ftruncate(copy, size)
         elif status.st_blocks * 512 < size:
@@ -122,7 +132,7 @@ class EntryCopier:
 def link_entry(root: int, first: tuple[bytes, bytes], dest_fd: int, name: bytes) -> bool:
     """Link ``name`` to an entry copied before, given as directory beneath ``root`` and name.
 
-    ``False`` when that is gone or has as many links as it can have.
+    Return ``False`` when that entry is gone or already has the maximum number of links.
     """
     directory, existing = first
     try:
@@ -141,7 +151,7 @@ def link_entry(root: int, first: tuple[bytes, bytes], dest_fd: int, name: bytes)
 
 
 def open_beneath(root: int, path: bytes) -> int:
-    """The directory ``path`` beneath ``root``, following no link, however deep it is."""
+    """Open the directory ``path`` beneath ``root``, at any depth, following no link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS
     fd, owned = root, False
@@ -163,7 +173,7 @@ def read_xattrs(fd: int) -> dict[str, bytes]:
 
 
 def own_attributes(path: str) -> dict[str, bytes]:
-    """The extended attributes a session can have given a file, without those overlayfs keeps there."""
+    """Return the extended attributes that a session may have set, without those of overlayfs."""
     return {
         name: os.getxattr(path, name)
         for name in os.listxattr(path)
@@ -171,8 +181,10 @@ def own_attributes(path: str) -> dict[str, bytes]:
     }
 
 
-def apply_attributes(fd: int, status: os.stat_result, xattrs: dict[str, bytes], *, stale: set[str]) -> None:
-    """Owner first, it clears set-id bits and capabilities; times last, everything else moves them."""
+def apply_attributes(
+    fd: int, status: os.stat_result | Attributes, xattrs: dict[str, bytes], *, stale: set[str]
+) -> None:
+    """Set the attributes: owner first, since it clears set-id bits and capabilities; times last."""
     os.fchown(fd, status.st_uid, status.st_gid)
     for name in stale - xattrs.keys():
         os.removexattr(fd, name)
@@ -182,7 +194,7 @@ def apply_attributes(fd: int, status: os.stat_result, xattrs: dict[str, bytes], 
     os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _replaced(name: bytes) -> OSError:
+def replaced(name: bytes) -> OSError:
     return OSError(errno.ESTALE, "replaced while being copied", os.fsdecode(name))
 
 
@@ -191,7 +203,7 @@ def _link_target(fd: int, name: bytes) -> bytes:
         return os.readlink(name, dir_fd=fd)
     except OSError as error:
         if error.errno == errno.EINVAL:
-            raise _replaced(name) from None
+            raise replaced(name) from None
         raise
 
 

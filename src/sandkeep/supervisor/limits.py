@@ -1,18 +1,19 @@
-"""Limits nobody enforces for us: looked at from outside, now and then, while something runs.
+"""Limits that the kernel does not enforce: polled from outside while something runs.
 
-Memory where there is no control group to hold it, and disk where the file system has no quota. Watching is
-not enforcing: a session can overshoot between two looks. It is reported as ``watched`` for that reason. The
-reserve of the store's file system is watched always, because a full disk takes every session down with it.
+These are memory without a control group, and disk without a quota of the file system. A session can exceed
+such a limit between two polls, so the limit is reported as ``watched``. The reserve of the store's file
+system is always polled, because a full disk ends every session.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Final
 
 RELAXED: Final = 2.0
 ALERT: Final = 0.25
-"""Seconds between looks: usually, and while free space is shrinking fast."""
+"""Seconds between polls: usually, and while free space is shrinking fast."""
 _FAST: Final = 128 << 20
 _RESERVE_PART: Final = 50
 _RESERVE_MOST: Final = 1 << 30
@@ -22,25 +23,37 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class DiskWatch:
-    """Free space of the store and, when it moved, the size of this session's own files."""
+    """Polls the free space of the store and, when that changed, the size of this session's own files."""
 
-    def __init__(self, directory: str, limit: int | None) -> None:
+    def __init__(self, directory: str, limit: int | None, drives: Mapping[str, tuple[str, int]]) -> None:
+        """``drives`` maps the name of a drive's directory to its mount point and its limit in bytes."""
         self._directory = directory
         self._limit = limit
+        self._drives = drives
         self._free: int | None = None
         self.interval = RELAXED
 
     def look(self) -> str | None:
-        """Why the session must be stopped, or ``None``."""
-        room = os.statvfs(self._directory)
+        """Return why the session must be stopped, or ``None``."""
+        try:
+            room = os.statvfs(self._directory)
+        except OSError:
+            # The directory was deleted or its disk fails: no reason to end the session.
+            self.interval = RELAXED
+            return None
         free = room.f_bavail * room.f_frsize
         used_since = (self._free - free) if self._free is not None else _FAST
         self._free = free
         self.interval = ALERT if used_since >= _FAST else RELAXED
         reserve = min(room.f_blocks * room.f_frsize // _RESERVE_PART, _RESERVE_MOST)
         short = free < reserve
-        if not short and (self._limit is None or used_since <= 0):
+        limited = self._limit is not None or bool(self._drives)
+        if not short and (not limited or used_since <= 0):
             return None
+        for name, (target, allowed) in self._drives.items():
+            written = tree_size(f"{self._directory}/{name}")
+            if written > allowed:
+                return f"drive full: {written} bytes written to {target}, {allowed} allowed"
         size = tree_size(self._directory)
         if self._limit is not None and size > self._limit:
             return f"disk full: {size} bytes written, {self._limit} allowed"
@@ -50,7 +63,7 @@ class DiskWatch:
 
 
 def tree_size(directory: str) -> int:
-    """Bytes allocated below a directory. A look, not a measurement: links are counted as often as seen."""
+    """Return the bytes allocated below a directory. An estimate: a file counts once for each of its names."""
     total = 0
     pending = [directory]
     while pending:
@@ -70,9 +83,9 @@ def tree_size(directory: str) -> int:
 
 
 def memory_in_use(root_fd: int) -> tuple[int, int]:
-    """Private memory of all processes of a session, and the pid (inside) of the one with most.
+    """Return the private memory of all processes of a session, and the pid (inside) of the largest.
 
-    Read through the session's own /proc, which shows just its processes and which it cannot replace.
+    Reads the session's own /proc, which shows only its processes and which it cannot replace.
     """
     total = most = victim = 0
     proc = os.open("proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root_fd)

@@ -1,8 +1,8 @@
-"""Content that goes straight between a file and a connection somebody else speaks on, moved by the kernel.
+"""File content moved by the kernel between a file and the socket of the server's HTTP client.
 
-Whoever asks for a file operation may hand over the connection its own client is on, for as many bytes as
-were agreed: nobody in between reads them. The socket is non-blocking and stays so, since the flag belongs to
-all who hold it. While it is used the control connection is watched: when that ends, so does the operation.
+With a file operation the server may pass the socket of its own client, for an agreed number of bytes, which
+then go past the server. The socket is non-blocking and stays so, since all its holders share the flag. While
+it is used the supervisor watches the control connection: when that closes, the operation ends.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from fcntl import F_SETPIPE_SZ, fcntl
 from typing import Final
 
 _PIPE: Final = 1 << 20
-"""As much as an unprivileged user may ask for."""
+"""Largest pipe that the kernel gives an unprivileged user."""
 _LITTLE: Final = 4096
-"""What every empty pipe takes at once."""
+"""Bytes that every empty pipe takes at once."""
 _PATIENCE_MS: Final = 300_000
-"""A client that stops in the middle must not hold a thread for ever."""
+"""Seconds after which a stalled client is given up, so that it does not block a thread forever."""
 
 
-class Passage:
-    """Somebody's connection, ours until ``close``."""
+class DirectSocket:
+    """The socket of the server's client, used by the supervisor until ``close``."""
 
     __slots__ = ("_control", "_poll", "sock")
 
@@ -35,16 +35,16 @@ class Passage:
         self._poll.register(sock, 0)
 
     def wait(self, event: int) -> None:
-        """Until something can be done; ``OSError`` when it takes too long or was given up."""
+        """Wait until the socket is ready; raise ``OSError`` on a timeout or when the server has gone."""
         self._poll.modify(self.sock, event)
         ready = self._poll.poll(_PATIENCE_MS)
         if not ready:
-            raise TimeoutError("the client stands still")
+            raise TimeoutError("the client stalled")
         if any(fd == self._control for fd, _ in ready):
-            raise ConnectionAbortedError("the operation was given up")
+            raise ConnectionAbortedError("the server abandoned the operation")
 
     def send_file(self, fd: int, offset: int, count: int) -> int:
-        """Send part of a file; returns how much went, less when the file shrank or the client left."""
+        """Send part of a file and return the bytes sent: fewer if the file shrank or the client closed."""
         sent = 0
         while sent < count:
             try:
@@ -63,30 +63,30 @@ class Passage:
         self.sock.close()
 
 
-class Incoming:
-    """Content of a file to be written: what was read off the connection already, then what is on it.
+class DirectUpload:
+    """Content of a file to be written: first the bytes the server has already read, then the socket's.
 
-    ``agree`` is called when the first of it is wanted, so that nothing is read of what is refused. It gives
-    the connection and how many bytes of it are content.
+    ``agree`` is called when the first byte is wanted, so that a refused operation reads nothing. It returns
+    the socket and how many bytes on it are content.
     """
 
     __slots__ = ("_agree", "_first", "_left", "_passage", "_write_end", "pipe")
 
-    def __init__(self, agree: Callable[[], tuple[Passage, int]], first: Callable[[int], bytes]) -> None:
+    def __init__(self, agree: Callable[[], tuple[DirectSocket, int]], first: Callable[[int], bytes]) -> None:
         self._agree = agree
         self._first = first
-        self._passage: Passage | None = None
+        self._passage: DirectSocket | None = None
         self._left = 0
         self.pipe = self._write_end = -1
 
     def __call__(self, size: int) -> bytes:
-        """Up to ``size`` bytes of what was read already; empty when the connection comes next."""
+        """Return up to ``size`` of the bytes already read; ``b""`` when the socket comes next."""
         if self._passage is None:
             self._passage, self._left = self._agree()
         return self._first(size)
 
     def fetch(self) -> int:
-        """Move what has arrived into ``pipe``, which must be empty; returns 0 once all of it has."""
+        """Move the bytes that have arrived into ``pipe``, which must be empty; return 0 after the last."""
         if not self._left:
             return 0
         if self.pipe < 0:
@@ -97,7 +97,7 @@ class Incoming:
                 pass  # this user has many pipes; a small one does the same
         assert self._passage is not None
         while True:
-            # Also when there is more: a client that never pauses must not hide that we were given up.
+            # Also when more bytes are ready: a client that never pauses must not hide that the server left.
             self._passage.wait(select.POLLIN)
             try:
                 count = os.splice(self._passage.sock.fileno(), self._write_end, min(self._left, _PIPE))
@@ -108,17 +108,17 @@ class Incoming:
             except BlockingIOError:
                 continue
             if count == 0:
-                raise ConnectionResetError("the client went away")
+                raise ConnectionResetError("the client disconnected")
             self._left -= count
             return count
 
     def _past_urgent(self, sock: socket.socket) -> int:
-        """Move a little by reading it: splice stops for good at urgent data, which poll calls readable."""
+        """Move a few bytes by reading: splice never passes urgent data, which poll reports as readable."""
         data = sock.recv(min(self._left, _LITTLE))
         return os.write(self._write_end, data) if data else 0
 
     def skip(self) -> None:
-        """Read and forget the rest, so that whoever uses the connection next finds what follows it."""
+        """Discard the rest of the content, so that the server finds the next request on the socket."""
         if self._passage is None:
             return
         while self._first(1 << 20):

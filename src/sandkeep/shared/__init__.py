@@ -1,0 +1,15 @@
+"""What several processes of the host use: standard library only, and light enough for every supervisor.
+
+``protocol``       frames between processes
+``outputlog``      the output of a process as a file
+``processrecord``  the record of a process on disk
+``tar``            the tar format: what its reader and its writer share
+``tarreader``      reads tar archives as streams
+``tarwriter``      writes tar archives as streams
+``copying``        copies trees with their attributes
+``removal``        removes trees without following links
+``locks``          probes for locks of other processes
+``sealed``         small JSON files with a checksum
+``jwt``            signed tokens
+``clock``          wall-clock time, and time that never jumps
+"""
