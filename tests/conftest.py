@@ -46,6 +46,8 @@ with os.fdopen(int(sys.argv[4]), "w") as out:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background by a shell: programs under test would inherit that and not hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # started by nohup: the same
 
 
 def remove_tree(path: str | Path) -> None:
@@ -295,7 +297,8 @@ def _mounts() -> list[str]:
     return [" ".join(line.split(" ")[3:5]) + " " + line.partition(" - ")[2] for line in lines]
 
 
-def _descendants(pid: int) -> list[str]:
+def descendants(pid: int) -> list[str]:
+    """The processes below one, as pid and name."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -305,7 +308,7 @@ def _descendants(pid: int) -> list[str]:
         for child in children:
             try:
                 found.append(f"{child} {Path(f'/proc/{child}/comm').read_text().strip()}")
-                found += _descendants(int(child))
+                found += descendants(int(child))
             except OSError:
                 continue
     return found
@@ -361,7 +364,7 @@ class _OwnGroups:
 
     def processes(self) -> list[str]:
         if self.session is None:
-            return _descendants(os.getpid())
+            return descendants(os.getpid())
         pids: set[int] = set()
         for group in [*self.session.paths(), *self.groups()]:
             try:
@@ -472,22 +475,56 @@ def pytest_report_header() -> list[str]:
 SLOW = (
     "tests/conformance/",
     "tests/engine/test_crash.py",
+    "tests/engine/test_growth.py",
+    "tests/engine/test_steps.py",
     "tests/faults/",
+    "tests/host/test_default_box.py",
     "tests/host/test_distribution.py",
+    "tests/host/test_host_image_changes.py",
     "tests/host/test_images_",
     "tests/host/test_sharing.py",
     "tests/net/test_clients.py",
+    "tests/net/test_floods.py",
     "tests/net/test_redteam.py",
     "tests/cli/test_terminal.py",
-    "tests/sdk/test_examples.py",
+    "tests/cli/test_uninstall.py",
+    "tests/cli/test_damage.py",
+    "tests/sdk/_async/test_outages.py",
+    "tests/sdk/sync/",  # written from the other half, whose tests are run
     "tests/server/test_fuzz.py",
+    "tests/server/test_lifetimes.py",
+    "tests/engine/test_clock.py",
+    "tests/engine/test_git.py",
+    "tests/engine/test_model.py",
+    "tests/engine/test_sources.py",
+    "tests/cli/test_first_start.py",
+    "tests/cli/test_keeping.py",
+    "tests/cli/test_network.py",
+    "tests/cli/test_progress.py",
+    "tests/cli/test_server.py",
+    "tests/sdk/test_cancellation.py",
+    "tests/sdk/test_memory.py",
+    "tests/sdk/test_reattach.py",
+    "tests/sdk/test_typing.py",
+    "tests/security/test_checkpoint_memory.py",
+    "tests/server/test_backup.py",
+    "tests/server/test_settings.py",
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+FIRST = ("tests/engine/test_steps.py", "tests/vm/")
+"""Files that take many minutes. Begun first, they do not keep one worker busy when the others are done."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    if "long" not in config.option.markexpr:
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     if not IS_ROOT:
         for item in items:
             if item.get_closest_marker("root"):

@@ -21,9 +21,9 @@ ids=0
 while read -r _ _ count; do ids=$((ids + count)); done </proc/self/uid_map
 
 # --- who and where
-is 'the working directory' /vercel/sandbox "$(pwd)"
-is 'owner of the working directory' "$(id -u)" "$(stat -c %u /vercel/sandbox)"
-check 'the working directory is writable' sh -c 'd=$(mktemp -d /vercel/sandbox/checkXXXXXX) && rmdir "$d"'
+is 'the working directory' /workspace "$(pwd)"
+is 'owner of the working directory' "$(id -u)" "$(stat -c %u /workspace)"
+check 'the working directory is writable' sh -c 'd=$(mktemp -d /workspace/checkXXXXXX) && rmdir "$d"'
 check 'HOME exists and is writable' test -w "$HOME"
 check 'the default user has a passwd row' getent passwd "$(id -un)"
 check 'id -gn names a group' sh -c 'test -n "$(id -gn)"'
@@ -31,7 +31,7 @@ check 'id -gn names a group' sh -c 'test -n "$(id -gn)"'
 for directory in /home /root /tmp /var/tmp /run; do check "$directory exists" test -d "$directory"; done
 is 'mode of /tmp' 1777 "$(stat -c %a /tmp)"
 check '/tmp is writable' sh -c 'f=$(mktemp) && rm "$f"'
-case ":$PATH:" in *:/vercel/bin:*) ;; *) bad 'PATH lacks /vercel/bin' ;; esac
+case ":$PATH:" in *:"$HOME"/.local/bin:*) ;; *) bad 'PATH lacks ~/.local/bin' ;; esac
 case ":$PATH:" in *:/usr/local/bin:*) ;; *) bad 'PATH lacks /usr/local/bin' ;; esac
 
 # --- programs, as files rather than shell built-ins
@@ -56,7 +56,7 @@ check 'base64 -w 0 works' base64 -w 0 -- /etc/passwd
 
 # --- messages are English
 case $(ls /no/such 2>&1) in *'No such file or directory'*) ;; *) bad 'ENOENT is not spelled in English' ;; esac
-case $(rmdir /vercel 2>&1) in *'not empty'* | *'Permission denied'*) ;; *) bad 'ENOTEMPTY is not spelled in English' ;; esac
+case $(rmdir /home 2>&1) in *'not empty'* | *'Permission denied'*) ;; *) bad 'ENOTEMPTY is not spelled in English' ;; esac
 case $(ln -s x /tmp 2>&1; ln -s x /tmp/x 2>&1; rm -f /tmp/x) in *'File exists'*) ;; *) bad 'EEXIST is not spelled in English' ;; esac
 
 # --- names

@@ -20,12 +20,13 @@ import pytest
 
 from sandkeep import errors
 from sandkeep.linux import syscalls
+from sandkeep.shared.tarreader import TarReader
+from sandkeep.shared.tarwriter import TarWriter
 from sandkeep.supervisor.archive import Archived, archive
 from sandkeep.supervisor.extract import extract
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import ROOT, Identity
-from sandkeep.supervisor.tar import TarReader, TarWriter
-from tests.host.files_help import USER, Session, open_session
+from tests.host.session_files import USER, Session, open_session
 
 if os.geteuid() != 0:
     pytest.skip("acting as other users needs root", allow_module_level=True)
@@ -214,6 +215,7 @@ def test_a_bad_entry_stops_and_says_what_is_in_place(session: Session, member: M
         unpack(session, packed(file("done", b"1"), directory("dir"), member, file("never", b"")))
     assert (caught.value.entries, caught.value.index) == (2, 2)
     assert caught.value.entry.rstrip("/") == member[0]
+    assert caught.value.path == os.path.join("/home/user", member[0])
     assert session.get("/home/user/done") == b"1"
     assert listing(session) == ["dir", "done"]
 
@@ -425,6 +427,7 @@ def test_what_cannot_be_read_is_reported_after_a_well_formed_archive(session: Se
     with pytest.raises(errors.ArchiveError) as caught:
         archive(session.files, ["/home/user/p"], TarWriter(output.write), USER)
     assert caught.value.unreadable == ["home/user/p/closed", "home/user/p/secret"]
+    assert (caught.value.path, caught.value.errno) == ("/home/user/p/closed", errno.EACCES)
     assert "home/user/p/sub/b" in names(output.getvalue())
     assert "home/user/p/secret" not in names(output.getvalue())
 

@@ -18,8 +18,8 @@ import pytest
 from sandkeep.errors import LimitUnenforceable
 from sandkeep.linux import cgroup, syscalls
 from tests.conftest import User
-from tests.patience import ENOUGH
-from tests.patience import until as wait_until
+from tests.polling import ENOUGH
+from tests.polling import until as wait_until
 
 pytestmark = pytest.mark.root
 
@@ -250,6 +250,13 @@ def test_a_session_is_found_again_and_listed(
     again = hierarchy.open(session.name)
     assert again.paths() == session.paths()
     assert hierarchy.open(session.name, session.record()).paths() == session.paths()
+
+
+def test_a_group_that_goes_while_leftovers_are_opened_is_left_out(
+    hierarchy: cgroup.Hierarchy, session: cgroup.SessionCgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroup.Hierarchy, "leftovers", lambda self: ["gone", session.name])
+    assert [group.name for group in hierarchy.open_leftovers()] == [session.name]
 
 
 def test_remove_waits_for_the_last_exit(hierarchy: cgroup.Hierarchy) -> None:

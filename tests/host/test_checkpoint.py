@@ -11,6 +11,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +22,9 @@ import pytest
 
 from sandkeep.errors import LimitReached, PathNotFound, WrongState
 from sandkeep.host.layers.tree import remove_tree
-from sandkeep.supervisor.checkpoint import Report, copy_upper
-from sandkeep.supervisor.copying import open_beneath
-from tests.host.layers_help import for_anybody, listing, mounted, needs_root, plant, run_forked, shake
+from sandkeep.shared.copying import open_beneath
+from sandkeep.supervisor.checkpoint import CheckpointResult, copy_upper
+from tests.host.overlay_mounts import for_anybody, listing, mounted, needs_root, plant, run_forked, shake
 
 
 def nothing() -> None:
@@ -37,7 +38,7 @@ def copy(
     freeze: Callable[[], None] = nothing,
     thaw: Callable[[], None] = nothing,
     cancelled: Callable[[], bool] = lambda: False,
-) -> Report:
+) -> CheckpointResult:
     return copy_upper(str(source), str(dest), freeze=freeze, thaw=thaw, cancelled=cancelled)
 
 
@@ -260,6 +261,17 @@ def test_files_on_tmpfs_open_for_writing_are_copied_again(tmp_path: Path) -> Non
         test_stores_through_a_mapping_are_in_the_copy(directory)
     finally:
         subprocess.run(["rm", "-r", str(directory)], check=True)
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs a tmpfs")
+def test_times_that_no_clock_shows_are_kept() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as area:
+        inner = Path(area, "upper", "inner")
+        inner.mkdir(parents=True)
+        for seconds in (1 << 40, -(1 << 40)):
+            os.utime(inner, ns=(seconds * 10**9 + 7, seconds * 10**9 + 9))
+            copy(Path(area, "upper"), Path(area, str(seconds)))
+            assert Path(area, str(seconds), "inner").stat().st_mtime_ns == seconds * 10**9 + 9
 
 
 _WRITER = """

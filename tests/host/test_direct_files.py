@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import threading
@@ -14,9 +13,11 @@ from typing import Any
 import pytest
 
 from sandkeep.errors import PathPermission, TransportError
-from sandkeep.supervisor.passage import Incoming, Passage
-from tests.lab import Box, Lab
-from tests.labs import MODES, Ask, common, everywhere, opened
+from sandkeep.host.driver import WriteOptions
+from sandkeep.shared.sealed import read_sealed, write_sealed
+from sandkeep.supervisor.direct import DirectSocket, DirectUpload
+from tests.driver_lab import Box, Lab
+from tests.mode_runner import MODES, Ask, common, everywhere, opened
 
 SIZE = 3 << 20
 
@@ -33,8 +34,8 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return theirs, ours
 
 
-async def _upload(box: Box, path: str, sock: socket.socket, **options: Any) -> dict[str, Any]:
-    upload = await box.lab.driver.open_write(box.ref, path, size=SIZE, **options)
+async def _upload(box: Box, path: str, sock: socket.socket, **options: Any) -> int:
+    upload = await box.lab.driver.files(box.ref).open_write(path, options=WriteOptions(size=SIZE, **options))
     assert upload is not None
     try:
         return await upload.receive_from(sock.fileno(), left=SIZE - 7, first=b"already")
@@ -42,7 +43,7 @@ async def _upload(box: Box, path: str, sock: socket.socket, **options: Any) -> d
         upload.close()
 
 
-def _put(box: Box, path: str, content: bytes, **options: Any) -> dict[str, Any]:
+def _put(box: Box, path: str, content: bytes, **options: Any) -> int:
     theirs, ours = _pair()
     with theirs, ours:
         sender = threading.Thread(target=ours.sendall, args=(content[7:] + b"next request",))
@@ -58,16 +59,16 @@ def _put(box: Box, path: str, content: bytes, **options: Any) -> dict[str, Any]:
 def test_content_goes_both_ways_and_not_a_byte_further(lab: Lab) -> None:
     box = common(lab)
     content = b"already" + os.urandom(SIZE - 7)
-    assert _put(box, "direct", content, mode=0o640) == {"bytes_written": SIZE}
+    assert _put(box, "direct", content, mode=0o640) == SIZE
     assert box.read("direct") == content
     found = box.files("stat", path="direct")
-    assert (found["mode"], found["size"]) == (0o640, SIZE)
+    assert (found.mode, found.size) == (0o640, SIZE)
     box.write("appended", b"before ")
     _put(box, "appended", content, append=True)
     assert box.read("appended") == b"before " + content
 
     async def download(sock: socket.socket) -> None:
-        opened = await lab.driver.open_read(box.ref, "direct", direct=True)
+        opened = await lab.driver.files(box.ref).open_read("direct", direct=True)
         assert opened.length == SIZE
         await opened.send_to(sock.fileno())
         await opened.aclose()
@@ -92,7 +93,8 @@ def test_what_is_refused_is_never_asked_for(lab: Lab) -> None:
     box = common(lab)
 
     async def open_refused() -> None:
-        await lab.driver.open_write(box.ref, "/proc/sys/kernel/hostname/x", size=SIZE)
+        files, path = lab.driver.files(box.ref), "/proc/sys/kernel/hostname/x"
+        await files.open_write(path, options=WriteOptions(size=SIZE))
 
     with pytest.raises(Exception, match="write"):
         lab.do(open_refused())
@@ -104,7 +106,7 @@ def test_what_is_refused_is_never_asked_for(lab: Lab) -> None:
 
 def _refused_for_user(box: Box) -> None:
     async def open_closed() -> None:
-        await box.lab.driver.open_write(box.ref, "/closed/x", size=SIZE)
+        await box.lab.driver.files(box.ref).open_write("/closed/x", options=WriteOptions(size=SIZE))
 
     box.lab.do(open_closed())
 
@@ -125,12 +127,12 @@ def test_given_up_or_cut_off_nothing_appears(lab: Lab) -> None:
         with theirs:
             ours.sendall(b"x" * 1000)
             ours.close()
-            with pytest.raises(TransportError, match="went away"):
+            with pytest.raises(TransportError, match="disconnected"):
                 await _upload(box, "cut-off", theirs)
 
     lab.do(give_up())
     lab.do(cut_off())
-    names = {entry["name"] for entry in box.files("list", path=".")["entries"]}
+    names = {entry.name for entry in box.files("list", path=".")}
     assert not names & {"given-up", "cut-off"}
     assert not [name for name in names if name.startswith(".sandkeep")]
 
@@ -139,13 +141,10 @@ def test_given_up_or_cut_off_nothing_appears(lab: Lab) -> None:
 def test_an_older_supervisor_is_not_handed_anything(lab: Lab) -> None:
     box = lab.box()
     path = f"{box.directory}/state.json"
-    with open(path, encoding="ascii") as handle:
-        state = json.load(handle)
-    with open(path, "w", encoding="ascii") as handle:
-        json.dump(state | {"protocol": 1}, handle)
+    write_sealed(path, read_sealed(path) | {"protocol": 1, "oldest": 1})
 
     async def open_old() -> object:
-        return await lab.driver.open_write(box.ref, "x", size=SIZE)
+        return await lab.driver.files(box.ref).open_write("x", options=WriteOptions(size=SIZE))
 
     assert lab.do(open_old()) is None
     box.remove()
@@ -170,7 +169,7 @@ def test_urgent_data_does_not_keep_a_thread_busy() -> None:
         client = socket.create_connection(listener.getsockname())
         taken, _ = listener.accept()
         taken.setblocking(False)
-        incoming = Incoming(lambda: (Passage(taken, control), 100), lambda size: b"")
+        incoming = DirectUpload(lambda: (DirectSocket(taken, control), 100), lambda size: b"")
         with client, closing(incoming):
             client.sendall(b"abc")
             client.send(b"!", socket.MSG_OOB)

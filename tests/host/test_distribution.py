@@ -16,10 +16,10 @@ import pytest
 
 from sandkeep.errors import HostCannot, NotFound
 from tests.conftest import IS_ROOT
-from tests.host import imagekit
+from tests.driver_lab import Box, Lab, Result
+from tests.host import rootfs_runner
 from tests.host.test_images_sessions import holds
-from tests.lab import Box, Lab, Result
-from tests.labs import MODES, Ask, everywhere, opened
+from tests.mode_runner import MODES, Ask, everywhere, opened
 
 _DEBIAN = "debian.tar"
 
@@ -38,7 +38,7 @@ setcap cap_net_bind_service+ep /usr/lib/tool/capable
 @pytest.fixture(scope="module")
 def debian(test_area: Path) -> Path:
     """The archive of a Debian, where every user of the run can read it."""
-    source = imagekit.debian_rootfs("libcap2-bin", "git", "python3-venv")
+    source = rootfs_runner.debian_rootfs("libcap2-bin", "git", "python3-venv")
     place = test_area / _DEBIAN
     if not place.exists():
         os.link(source, place) if os.stat(source).st_dev == os.stat(test_area).st_dev else place.write_bytes(
@@ -55,19 +55,19 @@ def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
 
 
 def _ok(ran: Result) -> str:
-    assert ran.code == 0, (ran.record["argv"], ran.stdout[-2000:], ran.stderr[-2000:])
+    assert ran.code == 0, (ran.record.argv, ran.stdout[-2000:], ran.stderr[-2000:])
     return ran.stdout
 
 
 def _image(lab: Lab) -> str:
     """The Debian image, imported when first asked for."""
     try:
-        lab.call("image.get", image="debian")
+        lab.do(lab.storage.get_image("debian"))
     except NotFound:
         archive = next((p / _DEBIAN for p in Path(lab.data_dir).parents if (p / _DEBIAN).exists()), None)
         if archive is None:
             pytest.skip("no Debian archive for this user: built under root only")
-        lab.call("image.import", kind="tar", path=str(archive), name="debian")
+        lab.do(lab.storage.import_image(str(archive), kind="tar", name="debian"))
     return "debian"
 
 
@@ -200,7 +200,7 @@ def _lives_through_a_snapshot(lab: Lab, image: str) -> None:
     holds(again)
     for each in (again, spare):
         each.remove()
-    lab.call("layer.collect")
+    lab.do(lab.storage.collect_layers())
 
 
 @everywhere
@@ -260,7 +260,7 @@ def test_one_id_is_one_user(lab: Lab) -> None:
         assert _ok(box.sh("su bob -c 'id -u'")) == "0\n"
         assert box.sh("sudo -u bob id -u").code != 0
         for user in ("bob", "1000"):
-            with pytest.raises(HostCannot, match="everybody"):
+            with pytest.raises(HostCannot, match="is root"):
                 box.start("id", user=user)
         # So packages with users install, and everything they made is root's.
         _ok(_install(box))

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandkeep.cli.doctor import render
+from sandkeep.cli.commands.doctor import render
 from sandkeep.cli.main import main
-from sandkeep.host.doctor import Finding, Report, probe
-from sandkeep.host.doctor.trial import Steps, attempt
-from sandkeep.linux import syscalls
+from sandkeep.host.doctor import DoctorReport, Finding, probe
+from sandkeep.host.doctor.trial import TrialSteps, attempt
+from sandkeep.host.driver import Limits
+from sandkeep.linux import cgroup, syscalls
 from tests.conftest import User
+from tests.driver_lab import Lab
+from tests.mode_runner import MODES, Ask, everywhere, opened
+
+
+@pytest.fixture(scope="module", params=MODES)
+def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
+    yield from opened(request)
 
 
 def _probe(data_dir: str) -> dict[str, Any]:
@@ -69,6 +80,25 @@ def test_ordinary_user_with_a_range_is_told_it_works(ordinary_user: User) -> Non
     assert status(report, "subordinate ids") == "works", report
     tried = ordinary_user.run(["unshare", "--user", "--map-root-user", "--mount", "true"])
     assert (status(report, "user namespaces") == "works") == (tried.returncode == 0)
+
+
+def _probe_without_mount_setattr(data_dir: str) -> dict[str, Any]:
+    """As on a kernel before 5.12."""
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    number, enosys, allow = 442, 0x00050000 | errno.ENOSYS, 0x7FFF0000
+    load, equal, give = 0x20, 0x15, 0x06
+    program = [(load, 0, 0, 0), (equal, 0, 1, number), (give, 0, 0, enosys), (give, 0, 0, allow)]
+    syscalls.seccomp_set_filter(b"".join(struct.pack("HBBI", *line) for line in program))
+    return _probe(data_dir)
+
+
+def test_on_an_older_kernel_only_what_is_missing_is_said_to_be_missing(ordinary_user: User) -> None:
+    report = ordinary_user.call(_probe_without_mount_setattr, str(ordinary_user.home))
+    assert not report["can_run"]
+    (missing,) = [found for found in report["findings"] if found["status"] == "missing" and found["required"]]
+    assert missing["name"] == "overlay filesystem"
+    assert "mount_setattr" in missing["why"]
+    assert "Linux 5.12" in missing["fix"]
 
 
 def test_ordinary_user_without_a_range_is_told_what_that_means(single_user: User) -> None:
@@ -125,8 +155,106 @@ def test_data_directory_is_neither_needed_nor_created(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def _predicted(lab: Lab) -> dict[str, str]:
+    """Doctor's words for memory, pids and cpu in the terms of a session's record."""
+    states = {
+        "is watched": "watched",
+        "RLIMIT_NPROC, which": "enforced",
+        "counted per user": "per user",
+        "can use all CPUs": "absent",
+    }
+    found = {}
+    for finding in probe(lab.driver.data_dir).findings:
+        part = finding.name.removeprefix("control groups: ")
+        if part in ("memory", "pids", "cpu"):
+            said = next((state for words, state in states.items() if words in finding.why), "")
+            found[part] = "enforced" if finding.status == "works" else said
+    return found
+
+
+def _got(lab: Lab) -> dict[str, str]:
+    limits = lab.box(limits=Limits(memory_bytes=1 << 30, pids=100, cpus=1.0)).created.limits
+    return {part: limits[part].state for part in ("memory", "pids", "cpu")}
+
+
+@everywhere
+def test_doctor_says_which_limits_a_session_gets(lab: Lab) -> None:
+    assert _predicted(lab) == _got(lab)
+
+
+WITHOUT_GROUPS = r"""
+import json, sys
+from sandkeep.linux import syscalls
+from tests.host import test_doctor
+from tests.driver_lab import Lab
+syscalls.unshare(syscalls.CLONE_NEWNS)
+syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+for line in reversed(open("/proc/self/mountinfo").readlines()):
+    left, _, right = line.partition(" - ")
+    if right.startswith("cgroup"):
+        syscalls.umount2(left.split(" ")[4], 2)
+with Lab(sys.argv[1]) as lab:
+    findings = test_doctor.probe(sys.argv[1]).findings
+    fixes = [found.fix for found in findings if found.name.startswith("control groups")]
+    predicted, got = test_doctor._predicted(lab), test_doctor._got(lab)
+    box = lab.box(limits=test_doctor.Limits(memory_bytes=100 << 20))
+    record = box.run("python3", "-c", "x = []\nwhile True: x.append(bytearray(1 << 20))").record
+    print(json.dumps([predicted, got, fixes, record.reason]))
+"""
+
+
+@pytest.mark.root
+def test_doctor_is_right_where_no_control_groups_are_mounted(tmp_path: Path) -> None:
+    """As in a container that was given none."""
+    data = tmp_path / "data"
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_GROUPS, str(data)], capture_output=True, text=True, check=True
+    )
+    predicted, got, fixes, hog = json.loads(done.stdout.splitlines()[-1])
+    assert predicted == got == {"memory": "watched", "pids": "per user", "cpu": "absent"}
+    assert all("/sys/fs/cgroup" in fix for fix in fixes)
+    assert hog == "out of memory"  # watched is not unlimited
+
+
+IN_A_GROUP = """
+import json, os, sys
+os.read(0, 1)
+from sandkeep.host.doctor import probe
+from sandkeep.host.driver import Limits
+from tests.driver_lab import Lab
+with Lab(sys.argv[1]) as lab:
+    own = lab.box().created.limits["pids"]
+    asked = lab.box(limits=Limits(pids=500, explicit=frozenset({"pids"}))).created.limits["pids"]
+print(json.dumps([probe(sys.argv[1]).to_json(), own.to_json(), asked.to_json()]))
+"""
+
+
+@pytest.mark.root
+def test_limits_of_groups_above_are_told_and_leave_room_for_others(tmp_path: Path) -> None:
+    hierarchy = cgroup.detect(parent=f"sandkeep-test-{os.getpid()}")
+    group = hierarchy.create("above")
+    try:
+        group.limit(memory=3 << 30, pids=777)
+        with subprocess.Popen(
+            [sys.executable, "-c", IN_A_GROUP, str(tmp_path / "data")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            group.attach(process.pid)
+            report, own, asked = json.loads(process.communicate(b"x")[0])
+    finally:
+        group.remove()
+    found = {item["name"]: item for item in report["findings"]}
+    assert found["limit: processes"]["status"] == "degraded"
+    assert found["limit: processes"]["why"].startswith("777 for all sessions together")
+    assert found["limit: processes"]["fix"]
+    assert found["limit: memory"]["why"].startswith("3.0 GiB for all sessions together")
+    assert (own["state"], own["value"]) == ("enforced", 388), "half of it, where nobody asked for more"
+    assert (asked["state"], asked["value"]) == ("enforced", 500)
+
+
 def test_a_step_that_fails_is_named_and_later_ones_are_explained() -> None:
-    def tries(steps: Steps) -> None:
+    def tries(steps: TrialSteps) -> None:
         with steps.step("first"):
             pass
         with steps.step("second"):
@@ -141,7 +269,7 @@ def test_a_step_that_fails_is_named_and_later_ones_are_explained() -> None:
 
 
 def test_a_bug_in_a_trial_is_reported_not_raised() -> None:
-    def tries(steps: Steps) -> None:
+    def tries(steps: TrialSteps) -> None:
         raise RuntimeError("boom")
 
     assert attempt(tries).failure("anything") == "RuntimeError: boom"
@@ -157,7 +285,7 @@ def test_exit_status_says_whether_sessions_can_run(
 
 
 def test_table_is_aligned_and_puts_the_fix_below(tmp_path: Path) -> None:
-    report = Report(
+    report = DoctorReport(
         "rootless",
         (
             Finding("a", "works", "tried"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -20,8 +21,8 @@ from sandkeep import errors
 from sandkeep.linux import syscalls
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import ROOT, Accounts, ActingAs, Identity
-from tests.host.files_help import BASE, OTHER, PASSWD, USER, Session, open_session, source_of
-from tests.patience import ENOUGH
+from tests.host.session_files import BASE, OTHER, PASSWD, USER, Session, open_session, source_of
+from tests.polling import ENOUGH
 
 if os.geteuid() != 0:
     pytest.skip("acting as other users needs root", allow_module_level=True)
@@ -365,6 +366,52 @@ def test_directories_links_and_names(session: Session) -> None:
     with pytest.raises(errors.PathNotFound) as caught:
         files.rename("/home/user/m", "/home/user/n", USER)
     assert (caught.value.path, caught.value.target) == ("/home/user/m", "/home/user/n")
+
+
+def test_a_directory_over_a_file_says_that_the_path_exists(session: Session) -> None:
+    session.put("/home/user/file", b"")
+    session.files.symlink("file", "/home/user/link", USER)
+    session.files.symlink("nowhere", "/home/user/dangling", USER)
+    for path in ("file", "file/", "link", "dangling"):
+        for parents in (True, False):
+            with pytest.raises(errors.PathExists) as caught:
+                session.files.mkdir(f"/home/user/{path}", USER, parents=parents)
+            assert (caught.value.errno, caught.value.filename) == (errno.EEXIST, f"/home/user/{path}")
+    for parents in (True, False):
+        with pytest.raises(errors.NotDirectory):
+            session.files.mkdir("/home/user/file/below", USER, parents=parents)
+
+
+def test_realpath_resolves_links_in_the_sandbox(session: Session) -> None:
+    files = session.files
+    files.mkdir("/home/user/a/b", USER, parents=True)
+    session.put("/home/user/a/b/file", b"")
+    files.symlink("a/b", "/home/user/relative", USER)
+    files.symlink("/home/user/relative/file", "/home/user/absolute", USER)
+    files.symlink("../../../../../../etc", "/home/user/out", USER)
+    files.symlink("loop", "/home/user/loop", USER)
+    files.symlink("nowhere/x", "/home/user/dangling", USER)
+
+    def real(path: str, strict: bool = False) -> str:
+        return files.realpath(path, USER, cwd="/home/user", strict=strict)
+
+    for strict in (True, False):
+        assert real("absolute", strict) == real("./a/../relative//file", strict) == "/home/user/a/b/file"
+        assert real("out/hostname", strict) == "/etc/hostname"
+        assert real("/..", strict) == real("/", strict) == "/"
+        assert real("a/b/", strict) == "/home/user/a/b"
+    assert real("missing/../gone") == "/home/user/gone"
+    assert real("dangling") == "/home/user/nowhere/x"
+    assert real("absolute/below") == "/home/user/a/b/file/below"
+    assert real("loop").startswith("/home/user/loop")
+    for path in ("missing", "dangling", "a/missing/../b"):
+        with pytest.raises(errors.PathNotFound):
+            real(path, strict=True)
+    with pytest.raises(errors.NotDirectory):
+        real("absolute/below", strict=True)
+    with pytest.raises(errors.PathError) as caught:
+        real("loop", strict=True)
+    assert caught.value.errno == errno.ELOOP
 
 
 def test_writing_through_a_link_changes_its_target(session: Session) -> None:

@@ -18,9 +18,9 @@ import pytest
 
 from sandkeep.errors import HostCannot, InvalidRequest, NotFound, WrongState
 from sandkeep.host.images import Image
-from sandkeep.host.images.hostimage.accounts import Accounts
+from sandkeep.host.images.hostimage.accounts import AccountFiles
 from sandkeep.host.images.tree import Mode
-from tests.host import imagekit
+from tests.host import rootfs_runner
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 CHECKLIST = os.path.join(os.path.dirname(__file__), "rootfs_checklist.sh")
@@ -38,10 +38,10 @@ class Host:
 
     def run(
         self, script: str, *args: str, user: str | None = None, session: str | None = None
-    ) -> imagekit.Ran:
+    ) -> rootfs_runner.Ran:
         where = f"{self.directory}/{session or uuid.uuid4().hex}"
         argv = ["sh", "-c", script, "sh", *args]
-        return imagekit.run_in(self.image.rootfs(), self.mode, where, argv, user=user)
+        return rootfs_runner.run_in(self.image.rootfs(), self.mode, where, argv, user=user)
 
     def output(self, script: str, *args: str, user: str | None = None, session: str | None = None) -> str:
         ran = self.run(script, *args, user=user, session=session)
@@ -51,11 +51,11 @@ class Host:
 
 @pytest.fixture(scope="module", params=MODES)
 def host(request: pytest.FixtureRequest) -> Iterator[Host]:
-    imagekit.require_root()
+    rootfs_runner.require_root()
     mode: Mode = request.param
-    directory = imagekit.own_directory(f"/dev/shm/sandkeep-host-{mode}-{uuid.uuid4().hex[:8]}", mode)
+    directory = rootfs_runner.own_directory(f"/dev/shm/sandkeep-host-{mode}-{uuid.uuid4().hex[:8]}", mode)
     try:
-        yield Host(mode, directory, imagekit.call(f"{directory}/data", mode, "host"))
+        yield Host(mode, directory, rootfs_runner.call(f"{directory}/data", mode, "host"))
     finally:
         shutil.rmtree(directory)
 
@@ -83,23 +83,24 @@ def test_root_mode_is_one_overlay_and_rootless_are_two(host: Host) -> None:
 
 def test_top_level_holds_no_name_of_the_hosts_usr(host: Host) -> None:
     names = set(host.output("ls /").split())
-    expected = "bin boot dev etc home lib media mnt opt proc root run sbin srv sys tmp usr var vercel"
+    expected = (
+        "bin boot dev etc home lib media mnt opt proc root run sbin srv sys tmp usr var vercel workspace"
+    )
     assert " ".join(sorted(names - {"lib32", "lib64", "libx32"})) == expected
 
 
 def test_nothing_an_administrator_wrote_gets_inside(host: Host) -> None:
     assert host.output("ls -A /usr/local/etc /usr/etc 2>/dev/null | grep -v :; true").split() == []
-    assert (
-        host.output("sudo sh -c 'ls -A /root /home /etc/ssh /etc/ssl/private 2>/dev/null | grep -v :; true'")
-        == ""
-    )
+    places = "/root /etc/ssh /etc/ssl/private"
+    assert host.output(f"sudo sh -c 'ls -A {places} 2>/dev/null | grep -v :; true'") == ""
+    assert host.output("ls -A /home").split() == ["sandbox"], "of the sandbox's own user"
     shadow = host.output("sudo cat /etc/shadow").splitlines()
     assert {line.split(":")[1] for line in shadow} == {"*"}
     assert host.output("cat /etc/environment /etc/apt/sources.list /etc/machine-id") == ""
 
 
 def test_login_users_of_the_host_are_not_inside() -> None:
-    accounts = Accounts.of_system(
+    accounts = AccountFiles.of_system(
         "root:x:0:0::/r:/bin/zsh\nalice:x:1000:1000::/home/alice:/bin/sh\nsys:!secret:3:3::/:/x\n+@nis\n",
         "root:x:0:alice\nalice:x:1000:\nsudo:x:27:alice\n",
     )
@@ -111,7 +112,7 @@ def test_login_users_of_the_host_are_not_inside() -> None:
 
 
 def test_a_sudo_group_is_made_where_the_host_has_none() -> None:
-    accounts = Accounts.of_system("", "root:x:0:\ntape:x:27:\n")
+    accounts = AccountFiles.of_system("", "root:x:0:\ntape:x:27:\n")
     accounts.add_default_user(single=False)
     assert accounts.gid_of("sudo") == 28
 
@@ -214,13 +215,13 @@ MASKS = ["/usr/share/doc", "include", "/usr/bin/env", "share/nothing/here"]
 @pytest.fixture(scope="module")
 def masked(host: Host) -> Host:
     """An image with masks, built by four workers at once in a store where another one was killed."""
-    directory = imagekit.own_directory(f"{host.directory}/masked", host.mode)
-    data = imagekit.own_directory(f"{directory}/data", host.mode)
-    imagekit.call(data, host.mode, "list")
-    imagekit.own_directory(f"{data}/images/build/host-dead/root", host.mode)
-    imagekit.own_directory(f"{data}/images/build/host-dead", host.mode)
+    directory = rootfs_runner.own_directory(f"{host.directory}/masked", host.mode)
+    data = rootfs_runner.own_directory(f"{directory}/data", host.mode)
+    rootfs_runner.call(data, host.mode, "list")
+    rootfs_runner.own_directory(f"{data}/images/build/host-dead/root", host.mode)
+    rootfs_runner.own_directory(f"{data}/images/build/host-dead", host.mode)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        images = [*pool.map(lambda _: imagekit.call(data, host.mode, "host", masks=MASKS), range(4))]
+        images = [*pool.map(lambda _: rootfs_runner.call(data, host.mode, "host", masks=MASKS), range(4))]
     assert len({image.created_ms for image in images}) == 1, "built more than once"
     return Host(host.mode, directory, images[0])
 
@@ -239,21 +240,21 @@ def test_builders_at_once_and_dead_ones_leave_nothing_over(masked: Host) -> None
 @pytest.mark.parametrize("mask", ["/usr", "/usr/", "..", ""])
 def test_a_mask_outside_usr_is_refused(host: Host, mask: str) -> None:
     with pytest.raises(InvalidRequest):
-        imagekit.call(host.data, host.mode, "host", masks=[mask])
+        rootfs_runner.call(host.data, host.mode, "host", masks=[mask])
 
 
 def test_a_moved_data_directory_still_serves(host: Host) -> None:
     data = f"{host.directory}/moved"
     subprocess.run(["cp", "-a", host.data, data], check=True)
-    image = imagekit.call(data, host.mode, "host")
+    image = rootfs_runner.call(data, host.mode, "host")
     assert image.created_ms == host.image.created_ms
     assert Host(host.mode, host.directory, image).output("cat /etc/hostname") == "sandbox"
 
 
 def test_a_snapshot_of_another_host_state_comes_with_a_warning(host: Host) -> None:
-    assert imagekit.call(host.data, host.mode, "warning_for", host.image.host_key) is None
-    assert imagekit.call(host.data, host.mode, "warning_for", None) is None
-    assert "packages changed" in imagekit.call(host.data, host.mode, "warning_for", "0" * 64)
+    assert rootfs_runner.call(host.data, host.mode, "warning_for", host.image.host_key) is None
+    assert rootfs_runner.call(host.data, host.mode, "warning_for", None) is None
+    assert "packages changed" in rootfs_runner.call(host.data, host.mode, "warning_for", "0" * 64)
 
 
 def test_an_image_in_use_is_not_removed(masked: Host) -> None:
@@ -262,60 +263,60 @@ def test_an_image_in_use_is_not_removed(masked: Host) -> None:
     with open(f"{data}/layers/lay_1/meta.json", "w") as out:
         json.dump({"image": image.id}, out)
     with pytest.raises(WrongState) as refused:
-        imagekit.call(data, masked.mode, "remove", image.id)
+        rootfs_runner.call(data, masked.mode, "remove", image.id)
     assert refused.value.details["used_by"] == ["layer lay_1"]
     os.unlink(f"{data}/layers/lay_1/meta.json")
-    imagekit.call(data, masked.mode, "remove", image.id)
-    assert imagekit.call(data, masked.mode, "list") == []
+    rootfs_runner.call(data, masked.mode, "remove", image.id)
+    assert rootfs_runner.call(data, masked.mode, "list") == []
     with pytest.raises(NotFound):
-        imagekit.call(data, masked.mode, "get", image.id)
+        rootfs_runner.call(data, masked.mode, "get", image.id)
 
 
 def test_a_host_without_a_known_package_manager_gives_an_image_too(host: Host) -> None:
-    directory = imagekit.own_directory(f"{host.directory}/plain", host.mode)
-    data = imagekit.own_directory(f"{directory}/data", host.mode)
+    directory = rootfs_runner.own_directory(f"{host.directory}/plain", host.mode)
+    data = rootfs_runner.own_directory(f"{directory}/data", host.mode)
     hidden = ["/var/lib/dpkg", "/usr/bin/dpkg-query", "/etc/passwd", "/etc/group"]
-    plain = Host(host.mode, directory, imagekit.call(data, host.mode, "host", hidden=hidden))
+    plain = Host(host.mode, directory, rootfs_runner.call(data, host.mode, "host", hidden=hidden))
     assert plain.output("sudo id -u; ls -A /var/lib/dpkg 2>/dev/null; true") == "0"
     assert int(plain.output("ls /etc/ssl/certs | wc -l")) == len(os.listdir("/etc/ssl/certs"))
 
 
 def test_a_host_whose_usr_is_not_merged_is_refused(tmp_path: Path) -> None:
-    imagekit.require_root()
+    rootfs_runner.require_root()
     for name in ("bin", "usr/bin", "etc"):
         (tmp_path / name).mkdir(parents=True)
     with pytest.raises(HostCannot, match="merged /usr") as refused:
-        imagekit.call("/data", "root", "host", root=str(tmp_path))
+        rootfs_runner.call("/data", "root", "host", root=str(tmp_path))
     assert refused.value.hint
 
 
 def test_skeletons_of_the_past_go_when_nothing_refers_to_them(tmp_path: Path) -> None:
-    imagekit.require_root()
+    rootfs_runner.require_root()
     data = f"{tmp_path}/data"
-    before = imagekit.call(data, "root", "host", hidden=["/var/lib/dpkg"])
+    before = rootfs_runner.call(data, "root", "host", hidden=["/var/lib/dpkg"])
     record = f"{data}/images/host/{before.id.removeprefix('host@')}/image.json"
     os.utime(record, (0, 0))
     os.makedirs(f"{data}/sessions/ses_1")
     Path(f"{data}/sessions/ses_1/spec.json").write_text(json.dumps({"image": before.id}))
-    now = imagekit.call(data, "root", "host")
+    now = rootfs_runner.call(data, "root", "host")
     assert now.host_key != before.host_key
     assert os.path.exists(record), "a session refers to it"
     shutil.rmtree(f"{data}/sessions")
-    imagekit.call(data, "root", "host", masks=["src"])
+    rootfs_runner.call(data, "root", "host", masks=["src"])
     assert not os.path.exists(record)
-    assert len(imagekit.call(data, "root", "list")) == 2
+    assert len(rootfs_runner.call(data, "root", "list")) == 2
 
 
 def test_an_interpreter_outside_usr_runs_inside_and_makes_venvs(host: Host, tmp_path: Path) -> None:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if not os.path.exists(f"/usr/bin/{version}"):
         pytest.skip("needs a system interpreter to make a second one from")
-    prefix = imagekit.own_directory(f"{tmp_path}/platform", host.mode)
+    prefix = rootfs_runner.own_directory(f"{tmp_path}/platform", host.mode)
     for name in ("bin", "lib"):
         os.mkdir(f"{prefix}/{name}")
     shutil.copy(f"/usr/bin/{version}", f"{prefix}/bin/{version}")
     os.symlink(f"/usr/lib/{version}", f"{prefix}/lib/{version}")
-    image = imagekit.call(host.data, host.mode, "host", python=f"{prefix}/bin/{version}")
+    image = rootfs_runner.call(host.data, host.mode, "host", python=f"{prefix}/bin/{version}")
     assert [bind.source for bind in image.binds] == [prefix]
     other = Host(host.mode, host.directory, image)
     assert other.output("python -c 'import sys; print(sys.base_prefix)'") == prefix

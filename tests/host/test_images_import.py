@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
 import stat
 import subprocess
+import tarfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +21,8 @@ import pytest
 from sandkeep.errors import ImageError, InvalidRequest, NotFound, WrongState
 from sandkeep.host.images import Image, ImageStore
 from sandkeep.host.images.tree import Mode
-from tests.host import imagekit
-from tests.host.imagekit import OciImage, tar_of, write_layout
+from tests.host import rootfs_runner
+from tests.host.rootfs_runner import OciImage, tar_of, write_layout
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 CHECKLIST = os.path.join(os.path.dirname(__file__), "rootfs_checklist.sh")
@@ -38,15 +40,15 @@ class Store:
         return f"{self.directory}/data"
 
     def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return imagekit.call(self.data, self.mode, method, *args, **kwargs)
+        return rootfs_runner.call(self.data, self.mode, method, *args, **kwargs)
 
-    def look(self, image: Image) -> dict[str, imagekit.Entry]:
-        return imagekit.look(image.rootfs(), self.mode, f"{self.directory}/{uuid.uuid4().hex}")
+    def look(self, image: Image) -> dict[str, rootfs_runner.Entry]:
+        return rootfs_runner.look(image.rootfs(), self.mode, f"{self.directory}/{uuid.uuid4().hex}")
 
     def checklist(self, image: Image, *programs: str) -> None:
         with open(CHECKLIST) as script:
             argv = ["sh", "-c", script.read(), "checklist", *programs]
-        ran = imagekit.run_in(image.rootfs(), self.mode, f"{self.directory}/{uuid.uuid4().hex}", argv)
+        ran = rootfs_runner.run_in(image.rootfs(), self.mode, f"{self.directory}/{uuid.uuid4().hex}", argv)
         assert (ran.code, ran.out) == (0, ""), ran
 
     def layers(self) -> list[str]:
@@ -54,8 +56,8 @@ class Store:
 
 
 def _store(mode: Mode) -> Iterator[Store]:
-    imagekit.require_root()
-    directory = imagekit.own_directory(f"/dev/shm/sandkeep-import-{mode}-{uuid.uuid4().hex[:8]}", mode)
+    rootfs_runner.require_root()
+    directory = rootfs_runner.own_directory(f"/dev/shm/sandkeep-import-{mode}-{uuid.uuid4().hex[:8]}", mode)
     try:
         yield Store(mode, directory)
     finally:
@@ -75,7 +77,7 @@ def root_store() -> Iterator[Store]:
 @pytest.fixture
 def readable(tmp_path: Path) -> Path:
     """A directory the worker can read in every mode."""
-    return Path(imagekit.own_directory(f"{tmp_path}/material", "root"))
+    return Path(rootfs_runner.own_directory(f"{tmp_path}/material", "root"))
 
 
 def layout(path: Path, **images: OciImage) -> str:
@@ -87,7 +89,7 @@ def layout(path: Path, **images: OciImage) -> str:
 
 def test_a_debian_holds_what_clients_rely_on(store: Store, readable: Path) -> None:
     source = f"{readable}/debian.tar"
-    shutil.copy(imagekit.debian_rootfs(), source)
+    shutil.copy(rootfs_runner.debian_rootfs(), source)
     image = store("import_tar", source, name="debian:test")
     assert image.warnings == ()
     assert image.defaults.user == "sandbox"
@@ -96,13 +98,13 @@ def test_a_debian_holds_what_clients_rely_on(store: Store, readable: Path) -> No
     assert store("import_tar", source, name="again").names == ("debian:test", "again")
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, imagekit.zstd, bytes])
+@pytest.mark.parametrize("pack", [gzip.compress, rootfs_runner.zstd, bytes])
 def test_archives_of_each_compression_give_the_same_image(
     root_store: Store, readable: Path, pack: Any
 ) -> None:
     (readable / "a.tar").write_bytes(pack(tar_of(BASE)))
     image = root_store("import_tar", str(readable / "a.tar"), name="a")
-    assert image.id == imagekit.digest(tar_of(BASE))
+    assert image.id == rootfs_runner.digest(tar_of(BASE))
     assert root_store.look(image)["/keep"].content == b"k"
 
 
@@ -116,7 +118,9 @@ def test_a_directory_is_copied_with_owners_links_and_attributes(store: Store, re
     os.chown(root / "old/file", 33, 34)
     os.setxattr(root / "keep", "user.note", b"n")
     if store.mode != "root":
-        owner = f"{imagekit.ORDINARY_ID}:{imagekit.ORDINARY_ID}"  # the one who imports it; inside, root
+        owner = (
+            f"{rootfs_runner.ORDINARY_ID}:{rootfs_runner.ORDINARY_ID}"  # the one who imports it; inside, root
+        )
         subprocess.run(["chown", "-R", owner, str(root)], check=True)
     image = store("import_directory", str(root), name="dir")
     seen = store.look(image)
@@ -145,7 +149,7 @@ def test_layers_stack_with_whiteouts_and_opaque_directories(store: Store, readab
     assert "/keep" not in seen
     assert "/old/file" not in seen
     assert (seen["/old/new"].content, seen["/etc/extra"].content) == (b"new", b"3")
-    assert made.id == imagekit.digest(image.config_bytes())
+    assert made.id == rootfs_runner.digest(image.config_bytes())
     assert len(made.layers) == 3
     assert made.slots[0].lowers[0].path.endswith("/top")
 
@@ -169,7 +173,7 @@ def test_a_layout_whose_content_was_changed_is_refused(root_store: Store, readab
     path = layout(readable, one=image)
     digests = {
         "layer": image.layers[0]["digest"],
-        "config": imagekit.digest(image.config_bytes()),
+        "config": rootfs_runner.digest(image.config_bytes()),
         "manifest": image.manifest()["digest"],
     }
     blob = f"{path}/blobs/sha256/{digests[which].removeprefix('sha256:')}"
@@ -203,7 +207,7 @@ def test_a_docker_archive_is_imported(store: Store, readable: Path, packed: bool
 
 
 def test_an_archive_written_by_another_tool_is_imported(root_store: Store, readable: Path) -> None:
-    skopeo = imagekit.require_program("skopeo")
+    skopeo = rootfs_runner.require_program("skopeo")
     path = layout(readable, one=OciImage().add(tar_of(BASE)).add(tar_of({"b": b"b"})))
     target = f"{readable}/saved.tar"
     command = [skopeo, "copy", "--insecure-policy", f"oci:{path}:one", f"docker-archive:{target}:x:y"]
@@ -321,7 +325,7 @@ def test_a_refused_archive_leaves_nothing(root_store: Store, readable: Path) -> 
 
 def adapted(
     store: Store, readable: Path, files: dict[str, Any], **config: Any
-) -> tuple[Image, dict[str, imagekit.Entry]]:
+) -> tuple[Image, dict[str, rootfs_runner.Entry]]:
     path = layout(readable, one=OciImage(config=config).add(tar_of({**BASE, **files})))
     image = store("import_oci_layout", path, name="adapted")
     return image, store.look(image)
@@ -331,7 +335,8 @@ def test_a_user_is_added_where_the_image_has_only_root(root_store: Store, readab
     image, seen = adapted(root_store, readable, {})
     assert b"sandbox:x:1000:1000:" in seen["/etc/passwd"].content
     assert b"daemon:x:1:1:" in seen["/etc/passwd"].content
-    assert (seen["/vercel/sandbox"].uid, seen["/vercel/sandbox"].gid) == (1000, 1000)
+    for path in ("/workspace", "/home/sandbox", "/vercel/sandbox"):
+        assert (seen[path].uid, seen[path].gid) == (1000, 1000)
     assert stat.S_IMODE(seen["/tmp"].mode) == 0o1777
     assert seen["/etc/hostname"].content == b"sandbox\n"
     assert any("no sudo" in warning for warning in image.warnings)
@@ -358,7 +363,8 @@ def test_the_default_user_is_the_images_own_when_it_has_one(
         line for line in seen["/etc/passwd"].content.decode().splitlines() if line.startswith(expected)
     )
     uid, gid, home = int(row.split(":")[2]), int(row.split(":")[3]), row.split(":")[5]
-    assert (seen["/vercel/sandbox"].uid, seen["/vercel/sandbox"].gid) == (uid, gid)
+    for path in ("/workspace", "/vercel/sandbox"):
+        assert (seen[path].uid, seen[path].gid) == (uid, gid)
     assert user != "2000:3000" or (uid, gid) == (2000, 3000)
     assert image.defaults.env["HOME"] == home
     assert seen[home].uid == uid
@@ -366,8 +372,73 @@ def test_the_default_user_is_the_images_own_when_it_has_one(
 
 def test_the_images_environment_and_path_are_kept(root_store: Store, readable: Path) -> None:
     image, _ = adapted(root_store, readable, {}, Env=["PATH=/opt/bin:/bin", "LANG=de_DE.UTF-8", "A=b=c"])
-    assert image.defaults.env["PATH"] == "/vercel/bin:/opt/bin:/bin:/usr/local/bin"
+    assert image.defaults.env["PATH"] == "/home/sandbox/.local/bin:/opt/bin:/bin:/usr/local/bin"
     assert (image.defaults.env["LANG"], image.defaults.env["A"]) == ("de_DE.UTF-8", "b=c")
+
+
+ROOT_AND_NODE = PASSWD + b"node:x:1500:1500::/home/node:/bin/sh\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "cwd", "home", "warned"),
+    [
+        ({"WorkingDir": "/srv/app"}, "/srv/app", None, ""),
+        ({"WorkingDir": "/made/anew", "User": "node"}, "/made/anew", None, ""),
+        ({"WorkingDir": "relative/./x/.."}, "/relative", None, ""),
+        ({"WorkingDir": "/link/below"}, "/link/below", None, ""),
+        ({"WorkingDir": "/usr/local"}, "/usr/local", None, ""),
+        ({"WorkingDir": "/"}, None, None, ""),
+        ({"WorkingDir": ""}, None, None, ""),
+        ({"WorkingDir": "/keep"}, None, None, "it is not a directory"),
+        ({"WorkingDir": "/keep/below"}, None, None, "/keep is not a directory"),
+        ({"WorkingDir": "/run/app"}, None, None, "every session has its own there"),
+        ({"WorkingDir": "/root"}, None, None, "may not enter it"),
+        ({"WorkingDir": "/root/app"}, None, None, "may not enter /root"),
+        ({"WorkingDir": "/line\nbreak"}, None, None, "its name cannot be used"),
+        ({"Env": ["HOME=/srv/home"], "WorkingDir": "/srv/app"}, "/srv/app", "/srv/home", ""),
+        ({"Env": ["HOME=/root"]}, None, None, "HOME '/root' is not used"),
+    ],
+)
+def test_home_and_working_directory_are_what_the_images_author_chose(
+    root_store: Store,
+    readable: Path,
+    config: dict[str, Any],
+    cwd: str | None,
+    home: str | None,
+    warned: str,
+) -> None:
+    files: dict[str, Any] = {
+        "etc/passwd": ROOT_AND_NODE,
+        "srv/app/file": b"root's",
+        "usr/local/x": b"",
+        "link": ("sym", "srv/real"),
+    }
+    made = OciImage(config=config).add(tar_of({**BASE, **files}))
+    if "Env" in config:
+        made.add(_private_root())  # in the others it is made for them
+    image = root_store("import_oci_layout", layout(readable, one=made), name="chosen")
+    seen = root_store.look(image)
+    defaults = image.defaults
+    assert (defaults.cwd, defaults.own_cwd, defaults.home) == (cwd or "/workspace", cwd is not None, home)
+    assert image.config == config
+    complaints = [warning for warning in image.warnings if "is not used" in warning]
+    assert len(complaints) == (1 if warned else 0) and all(warned in warning for warning in complaints)
+    user = 1500 if defaults.user == "node" else 1000
+    assert defaults.env["HOME"] == (home or ("/home/node" if user == 1500 else "/home/sandbox"))
+    for path in filter(None, (cwd, home)):
+        real = path.replace("/link", "/srv/real")
+        expected = (0, 0) if path == "/usr/local" else (user, user)
+        assert stat.S_ISDIR(seen[real].mode) and (seen[real].uid, seen[real].gid) == expected
+    assert seen["/srv/app/file"].uid == 0 and stat.S_IMODE(seen["/root"].mode) == 0o700
+
+
+def _private_root() -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        info = tarfile.TarInfo("root")
+        info.type, info.mode = tarfile.DIRTYPE, 0o700
+        archive.addfile(info)
+    return out.getvalue()
 
 
 def test_a_real_sudo_is_kept_and_given_a_rule(root_store: Store, readable: Path) -> None:

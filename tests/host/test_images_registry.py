@@ -28,8 +28,8 @@ from sandkeep.host.images import ImageStore
 from sandkeep.host.images.oci import own_platform
 from sandkeep.host.images.reference import parse_reference
 from sandkeep.host.images.transport import stored_credentials
-from tests.host import imagekit
-from tests.host.imagekit import OciImage, tar_of
+from tests.host import rootfs_runner
+from tests.host.rootfs_runner import OciImage, tar_of
 
 CHECKLIST = os.path.join(os.path.dirname(__file__), "rootfs_checklist.sh")
 BASE = {"etc/passwd": b"root:x:0:0::/root:/bin/sh\n", "bin/sh": b"#!", "keep": b"k"}
@@ -72,11 +72,11 @@ class Registry:
 
 
 @contextlib.contextmanager
-def running_registry(directory: str, *, password: bool) -> Iterator[Registry]:
-    program = imagekit.require_program("docker-registry")
+def running_registry(directory: str, *, password: bool, host: str = "127.0.0.1") -> Iterator[Registry]:
+    program = rootfs_runner.require_program("docker-registry")
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+        probe.bind((host, 0))
+        address = f"{host}:{probe.getsockname()[1]}"
     os.makedirs(directory)
     config: dict[str, Any] = {
         "version": 0.1,
@@ -111,7 +111,7 @@ def _wait_for(address: str) -> None:
 
 @pytest.fixture(scope="module")
 def area() -> Iterator[str]:
-    imagekit.require_root()
+    rootfs_runner.require_root()
     directory = f"/dev/shm/sandkeep-registry-{uuid.uuid4().hex[:8]}"
     os.makedirs(directory)
     yield directory
@@ -139,7 +139,7 @@ def store(area: str) -> Iterator[ImageStore]:
 
 def content(store: ImageStore, name: str, path: str) -> bytes:
     session = f"{store.data_dir}/session-{uuid.uuid4().hex[:6]}"
-    return imagekit.look(store.get(name).rootfs(), "root", session)[path].content
+    return rootfs_runner.look(store.get(name).rootfs(), "root", session)[path].content
 
 
 def unused_name() -> str:
@@ -151,7 +151,7 @@ def unused_name() -> str:
 
 def test_a_debian_is_pulled_and_holds_what_clients_rely_on(registry: Registry, store: ImageStore) -> None:
     image = OciImage(config={"Env": ["FROM=registry"]})
-    image.add(Path(imagekit.debian_rootfs()).read_bytes(), "zstd")
+    image.add(Path(rootfs_runner.debian_rootfs()).read_bytes(), "zstd")
     image.add(tar_of({"etc/added": b"1", "usr/share/doc/.wh..wh..opq": b"", "etc/.wh.issue": b""}))
     registry.push("debian", "12", image)
     seen: dict[str, tuple[int, int]] = {}
@@ -159,14 +159,14 @@ def test_a_debian_is_pulled_and_holds_what_clients_rely_on(registry: Registry, s
         f"{registry.address}/debian:12", progress=lambda d, done, all: seen.update({d: (done, all)})
     )
     assert seen == {layer["digest"]: (layer["size"], layer["size"]) for layer in image.layers}
-    assert pulled.id == imagekit.digest(image.config_bytes())
+    assert pulled.id == rootfs_runner.digest(image.config_bytes())
     assert pulled.names == (f"{registry.address}/debian:12",)
     assert pulled.defaults.env["FROM"] == "registry"
     argv = ["sh", "-c", Path(CHECKLIST).read_text(), "checklist", "python", "apt-get"]
-    ran = imagekit.run_in(pulled.rootfs(), "root", f"{store.data_dir}/s", argv)
+    ran = rootfs_runner.run_in(pulled.rootfs(), "root", f"{store.data_dir}/s", argv)
     assert (ran.code, ran.out) == (0, ""), ran
     script = "cat /etc/added; ls /usr/share/doc | wc -l; test ! -e /etc/issue && echo gone"
-    ran = imagekit.run_in(pulled.rootfs(), "root", f"{store.data_dir}/s", ["sh", "-c", script])
+    ran = rootfs_runner.run_in(pulled.rootfs(), "root", f"{store.data_dir}/s", ["sh", "-c", script])
     assert ran.out.split() == ["10", "gone"]
     assert os.listdir(f"{store.directory}/blobs") == []
 
@@ -174,8 +174,8 @@ def test_a_debian_is_pulled_and_holds_what_clients_rely_on(registry: Registry, s
 def test_an_image_pushed_by_another_tool_is_pulled(
     registry: Registry, store: ImageStore, tmp_path: Path
 ) -> None:
-    skopeo = imagekit.require_program("skopeo")
-    layout = imagekit.write_layout(f"{tmp_path}/layout", {"x": OciImage().add(tar_of(BASE))})
+    skopeo = rootfs_runner.require_program("skopeo")
+    layout = rootfs_runner.write_layout(f"{tmp_path}/layout", {"x": OciImage().add(tar_of(BASE))})
     target = f"docker://{registry.address}/skopeo:v2s2"
     command = [skopeo, "copy", "--insecure-policy", "--dest-tls-verify=false", "--format", "v2s2"]
     subprocess.run([*command, f"oci:{layout}:x", target], check=True, capture_output=True)
@@ -200,8 +200,8 @@ def test_the_manifest_for_the_platform_is_chosen(registry: Registry, store: Imag
     assert content(store, f"{registry.address}/{name}", "/arch") == other.encode()
     with pytest.raises(ImageError, match=other):
         store.pull(f"{registry.address}/{name}", platform="linux/mips")
-    by_digest = store.pull(f"{registry.address}/{name}@{imagekit.digest(index)}")
-    assert by_digest.names[-1].endswith(imagekit.digest(index))
+    by_digest = store.pull(f"{registry.address}/{name}@{rootfs_runner.digest(index)}")
+    assert by_digest.names[-1].endswith(rootfs_runner.digest(index))
 
 
 def test_what_is_not_there_is_not_found(registry: Registry, store: ImageStore) -> None:
@@ -226,7 +226,7 @@ def test_pulls_of_one_image_at_once_share_their_work(registry: Registry, store: 
     name = f"{registry.address}/{unused_name()}"
     registry.push(name.partition("/")[2], "latest", image)
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        made = [*pool.map(lambda _: imagekit.call(store.data_dir, "root", "pull", name), range(3))]
+        made = [*pool.map(lambda _: rootfs_runner.call(store.data_dir, "root", "pull", name), range(3))]
     assert len({(image.id, image.created_ms) for image in made}) == 1
     assert os.listdir(f"{store.directory}/blobs") == os.listdir(f"{store.directory}/build") == []
 
@@ -437,7 +437,7 @@ def test_a_server_that_lies_is_not_believed(store: ImageStore, what: str) -> Non
     if what == "diff_id":
         image.diff_ids[0] = "sha256:" + "0" * 64
     descriptor = image.manifest()
-    config = imagekit.digest(image.config_bytes())
+    config = rootfs_runner.digest(image.config_bytes())
 
     def handle(request: http.server.BaseHTTPRequestHandler) -> None:
         body = blob_of(image, request.path) or b""

@@ -20,16 +20,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandkeep.errors import ImageError
-from sandkeep.host.images import streams, tarstream
+from sandkeep.host.images import streams
 from sandkeep.host.images.unpack import Unpacked, unpack
-from tests.host import imagekit
-from tests.host.imagekit import tar_of
+from sandkeep.shared.tarreader import TarReader
+from tests.host import rootfs_runner
+from tests.host.rootfs_runner import tar_of
 
 
 @pytest.fixture
 def area(tmp_path: Path) -> Iterator[Path]:
     """A directory in memory, with a file beside it that no archive may touch."""
-    imagekit.require_root()
+    rootfs_runner.require_root()
     directory = Path(f"/dev/shm/sandkeep-unpack-{uuid.uuid4().hex[:8]}")
     (directory / "fs").mkdir(parents=True)
     (directory / "outside").write_text("untouched")
@@ -85,7 +86,7 @@ def _attributes(path: str) -> list[str]:
 
 
 def test_a_whole_debian_is_unpacked_as_gnu_tar_does(area: Path) -> None:
-    source = imagekit.debian_rootfs()
+    source = rootfs_runner.debian_rootfs()
     with open(source, "rb") as archive:
         done = unpack(archive, str(area / "fs"), mode="root", whiteouts=False)
     (area / "reference").mkdir()
@@ -228,21 +229,19 @@ def test_a_plain_root_filesystem_may_have_names_like_markers(area: Path) -> None
 # --- damaged input -------------------------------------------------------------------------------------
 
 
-def test_every_truncation_is_noticed_except_between_members() -> None:
+def test_every_truncation_is_noticed() -> None:
     archive = tar_of({"a": b"x" * 600, "b": b"y"})
     whole = len([*_contents(archive)])
-    for cut in range(1, archive.rindex(b"y") + 1):
-        if cut == 512 * 3:  # after the first member: nothing tells a shorter archive apart
-            continue
+    for cut in range(archive.rindex(b"y") + 1):
         with pytest.raises(ImageError):
             [*_contents(archive[:cut])]
     assert whole == 2
 
 
 def _contents(archive: bytes) -> Iterator[bytes]:
-    reader = tarstream.TarReader(io.BytesIO(archive))
-    for _ in reader:
-        yield reader.read_all()
+    with streams.archive_errors():
+        for entry in TarReader(io.BytesIO(archive).read, gunzip=False):
+            yield entry.read(entry.size)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -279,15 +278,15 @@ def test_extended_headers_with_impossible_values_are_damage(area: Path, key: str
 
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE])
 @pytest.mark.parametrize("seconds", ["9" * 30, "-" + "9" * 30])
-def test_times_no_file_can_have_become_the_nearest(area: Path, kind: bytes, seconds: str) -> None:
-    assert into(area, archive_with(info("a", kind, pax_headers={"mtime": seconds}))).entries == 1
-    assert abs((area / "fs/a").stat().st_mtime) > 1e9
+def test_times_no_file_can_have_are_damage(area: Path, kind: bytes, seconds: str) -> None:
+    with pytest.raises(ImageError, match="out of range"):
+        into(area, archive_with(info("a", kind, pax_headers={"mtime": seconds})))
 
 
 def test_zero_bytes_in_names_of_links_and_attributes_are_damage(area: Path) -> None:
-    with pytest.raises(ImageError, match="zero byte"):
+    with pytest.raises(ImageError, match="usable target"):
         into(area, archive_with(info("a", tarfile.SYMTYPE, pax_headers={"linkpath": "a\0b"})))
-    with pytest.raises(ImageError, match="zero byte"):
+    with pytest.raises(ImageError, match="malformed"):
         into(area, archive_with(info("a", pax_headers={"SCHILY.xattr.user.a\0b": "v"})))
 
 
@@ -312,11 +311,11 @@ def test_gzip_zstd_and_plain_streams_are_told_apart() -> None:
     assert plain(data) == data
     assert plain(gzip.compress(data)) == data
     assert plain(gzip.compress(data[:50]) + gzip.compress(data[50:])) == data
-    assert plain(imagekit.zstd(data)) == data
+    assert plain(rootfs_runner.zstd(data)) == data
     assert plain(b"") == b""
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, imagekit.zstd])
+@pytest.mark.parametrize("pack", [gzip.compress, rootfs_runner.zstd])
 def test_a_little_that_stands_for_much_is_never_unpacked_at_once(pack: object) -> None:
     assert callable(pack)
     size = 200 << 20
@@ -336,7 +335,7 @@ def test_a_little_that_stands_for_much_is_never_unpacked_at_once(pack: object) -
 def test_a_decompressor_without_bounds_gets_little_at_a_time() -> None:
     data = os.urandom(5000) * 3
     packed = zlib.compress(data) + b"more"
-    wrapped = streams._Piecewise(zlib.decompressobj())
+    wrapped = streams._SmallChunks(zlib.decompressobj())
     found = wrapped.decompress(packed, streams.CHUNK)
     while not wrapped.eof:
         assert not wrapped.needs_input
@@ -344,7 +343,7 @@ def test_a_decompressor_without_bounds_gets_little_at_a_time() -> None:
     assert (found, wrapped.unused_data) == (data, b"more")
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, imagekit.zstd])
+@pytest.mark.parametrize("pack", [gzip.compress, rootfs_runner.zstd])
 def test_damaged_compression_is_noticed(pack: object) -> None:
     assert callable(pack)
     packed = pack(os.urandom(100_000))

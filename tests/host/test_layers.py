@@ -19,7 +19,7 @@ from sandkeep.errors import InvalidRequest, LayerError, NotFound, WrongState
 from sandkeep.host.layers import LayerStore
 from sandkeep.host.layers.tree import disk_usage, remove_tree
 from sandkeep.host.rootfs import Lower, Rootfs, Slot
-from tests.host.layers_help import Fixture, for_anybody, locked, mounted, needs_root, run_forked
+from tests.host.overlay_mounts import Fixture, for_anybody, locked, mounted, needs_root, run_forked
 
 
 @pytest.fixture
@@ -289,20 +289,6 @@ def test_everything_a_holder_has_is_released_at_once(fixture: Fixture, store: La
     store.hold("b", "other")
     store.release_all("reader")
     assert store.collect() == ["a"]
-
-
-def test_collect_refuses_to_guess(fixture: Fixture, store: LayerStore) -> None:
-    publish(fixture, store, "a")
-    (fixture.session("s") / "spec.json").write_text("{")
-    with pytest.raises(LayerError, match="session s"):
-        store.collect()
-    (fixture.data / "sessions/s/spec.json").write_text('{"layer": null}')
-    publish(fixture, store, "b", "a")
-    (fixture.data / "layers/b/meta.json").write_text("")
-    with pytest.raises(LayerError, match="layer b"):
-        store.collect()
-    assert store.recover().damaged == ("b",)
-    assert (fixture.data / "layers/a").exists()
 
 
 def test_hold_and_collect_race_never_leaves_a_hold_on_nothing(fixture: Fixture, store: LayerStore) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from sandkeep.host.layers import LayerStore
 from sandkeep.host.layers.btrfs import create_data_directory
+from sandkeep.host.remover import Remover
 from sandkeep.linux import btrfs
 from sandkeep.supervisor.checkpoint import copy_upper
-from tests.host.layers_help import Fixture, listing, mounted
+from tests.host.overlay_mounts import Fixture, listing, mounted
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("mkfs.btrfs") is None or not os.path.exists("/dev/loop-control"),
@@ -78,7 +79,12 @@ def test_a_checkpoint_is_a_snapshot_of_the_instant(fixture: Fixture, store: Laye
     assert calls == ["freeze", "thaw"]
     assert report.passes == 1
     store.adopt(layer="one", parent=None, image="base")
-    assert sorted(os.listdir(fixture.data / "layers/one")) == ["fs", "meta.json", "refs"]
+    assert sorted(os.listdir(fixture.data / "layers/one")) == [
+        "fs",
+        "meta.copy.json",
+        "meta.json",
+        "released",
+    ]
     view = fixture.view(store.compose(fixture.rootfs, "one"))
     assert {name: view[name][5] for name in view} == {"file": b"before", "late": b"just before"}
 
@@ -123,3 +129,16 @@ def test_large_files_are_cloned(btrfs_mount: Path) -> None:
     subprocess.run(["sync", "-f", str(source)], check=True)
     now = os.statvfs(btrfs_mount)
     assert (used.f_bfree - now.f_bfree) * used.f_bsize < 8 << 20
+
+
+def test_a_data_directory_is_removed_with_the_subvolumes_in_it(fixture: Fixture) -> None:
+    (fixture.data / "layers").mkdir(exist_ok=True)
+    inside = os.open(fixture.data / "layers", os.O_RDONLY)
+    try:
+        btrfs.create_subvolume(inside, b"snapshot")
+    finally:
+        os.close(inside)
+    (fixture.data / "layers" / "snapshot" / "file").write_text("left by a checkpoint")
+    with Remover() as remover:
+        assert remover.remove(str(fixture.data), last=()) == []
+    assert not fixture.data.exists()

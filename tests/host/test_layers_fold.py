@@ -20,7 +20,7 @@ from sandkeep.host.layers import LayerStore
 from sandkeep.host.layers import store as store_module
 from sandkeep.host.layers.tree import remove_tree
 from sandkeep.host.rootfs import Lower, Rootfs, Slot
-from tests.host.layers_help import Fixture, locked, mounted, needs_root, plant, run_forked, shake, write
+from tests.host.overlay_mounts import Fixture, locked, mounted, needs_root, plant, run_forked, shake, write
 
 
 @pytest.fixture
@@ -148,7 +148,9 @@ def test_a_folded_chain_shows_the_same_tree(
     gone = [f"g{number}" for number in range(6 - count, 5)]
     assert collected(store, monkeypatch) == gone
     assert fixture.view(store.compose(fixture.rootfs, "g5")) == before
-    assert sorted(os.listdir(fixture.data / "layers/g5")) == sorted([folded.directory, "meta.json", "refs"])
+    assert sorted(os.listdir(fixture.data / "layers/g5")) == sorted(
+        [folded.directory, "meta.copy.json", "meta.json", "refs"]
+    )
 
 
 @needs_root
@@ -228,7 +230,7 @@ def test_a_grafted_image_folds_to_the_same_tree(fixture: Fixture, store: LayerSt
 
 
 @needs_root
-def test_compact_bounds_a_chain_however_it_is_held(fixture: Fixture, store: LayerStore) -> None:
+def test_folding_bounds_a_chain_however_it_is_held(fixture: Fixture, store: LayerStore) -> None:
     """Every generation is a snapshot of its own and keeps showing what it did."""
     base(fixture)
     views: dict[str, dict[str, Any]] = {}
@@ -240,7 +242,7 @@ def test_compact_bounds_a_chain_however_it_is_held(fixture: Fixture, store: Laye
 
         layer = generation(fixture, store, number, change, holder=f"snap{number}")
         views[layer] = fixture.view(store.compose(fixture.rootfs, layer))
-        assert store.compact(layer, rootfs=fixture.rootfs, max_depth=6).depth <= 6
+        assert store.fold_to_depth(layer, rootfs=fixture.rootfs, max_depth=6).depth <= 6
     assert store.collect() == []
     for layer, view in views.items():
         assert fixture.view(store.compose(fixture.rootfs, layer)) == view

@@ -17,11 +17,11 @@ import pytest
 
 from sandkeep.errors import SandkeepError
 from sandkeep.linux import sockets
-from sandkeep.supervisor import protocol
-from sandkeep.supervisor.outputlog import Chunk, End, Gap, Item
-from tests.lab import Box, Lab
-from tests.labs import MODES, Ask, common, everywhere, in_modes, opened
-from tests.patience import ENOUGH
+from sandkeep.shared import protocol
+from sandkeep.shared.outputlog import Chunk, End, Gap, Item
+from tests.driver_lab import Box, Lab
+from tests.mode_runner import MODES, Ask, common, everywhere, in_modes, opened
+from tests.polling import ENOUGH
 
 PIDFD_GETFD = 438
 
@@ -58,7 +58,7 @@ def test_both_streams_are_kept_in_the_order_they_were_written(lab: Lab) -> None:
     chunks = [item for item in done.items if isinstance(item, Chunk)]
     assert [chunk.time_us for chunk in chunks] == sorted(chunk.time_us for chunk in chunks)
     assert abs(chunks[0].time_us / 1e6 - time.time()) < 60
-    assert isinstance(done.items[-1], End) and done.record["output_bytes"] == len(done.output)
+    assert isinstance(done.items[-1], End) and done.record.output_bytes == len(done.output)
 
 
 @everywhere
@@ -83,7 +83,7 @@ def test_output_is_followed_live_by_somebody_who_came_later(lab: Lab) -> None:
     box = common(lab)
     process = box.start("bash", "-c", "for n in 1 2 3; do echo $n; read line; done; echo end", stdin=True)
     with Lab(lab.data_dir) as other:
-        elsewhere = Box(other, box.ref, {}, box.rootfs)
+        elsewhere = Box(other, box.ref, box.created, box.rootfs)
 
         async def follow() -> list[str]:
             seen = []
@@ -106,10 +106,10 @@ def test_a_log_over_its_cap_keeps_both_ends_and_says_what_is_missing(lab: Lab) -
     script = "import sys\nfor n in range(1_000_000): sys.stdout.write(f'{n:09d}\\n')"
     process = box.start("python3", "-c", script, log_cap_bytes=cap)
     record = lab.do(lab.driver.wait_process(box.ref, process))
-    assert (record["exit_code"], record["output_bytes"]) == (0, 10_000_000)
+    assert (record.exit_code, record.output_bytes) == (0, 10_000_000)
     done = box.finish(process)
     assert len(done.gaps) == 1
-    assert record["dropped_bytes"] == done.gaps[0].length
+    assert record.dropped_bytes == done.gaps[0].length
     _check_lines(done.items, 10_000_000)
     kept = len(done.output)
     assert cap // 2 < kept < 2 * cap
@@ -142,7 +142,7 @@ def test_ten_million_lines_are_kept_or_counted(lab: Lab) -> None:
     box = lab.box()
     done = box.sh("yes 123456789 | head -n 10000000", timeout=200)
     assert done.code == 0
-    assert done.record["output_bytes"] == 100_000_000
+    assert done.record.output_bytes == 100_000_000
     assert len(done.output) + sum(gap.length for gap in done.gaps) == 100_000_000
     assert done.gaps == [] and done.output.count(b"123456789\n") == 10_000_000
     assert box.run("true").code == 0
@@ -159,7 +159,7 @@ def test_a_slow_reader_holds_nobody_up(lab: Lab) -> None:
             if isinstance(item, Chunk):
                 if seen == 0:
                     record = await lab.driver.wait_process(box.ref, process)
-                    assert record["exit_code"] == 0
+                    assert record.exit_code == 0
                 seen += len(item.data)
         return seen
 
@@ -180,12 +180,12 @@ def test_output_outlives_the_session_and_whoever_asked(lab: Lab) -> None:
     again = lab.adopt(box.ref.session)
     assert joined(again.output(finished)) == b"kept\ntoo\n"
     state = again.stop()
-    assert state["status"] == "stopped"
+    assert state.status == "stopped"
     done = again.finish(finished)
     assert (done.code, done.output) == (0, b"kept\ntoo\n")
     lost = again.finish(running)
-    assert (lost.record["status"], lost.code, lost.output) == ("lost", None, b"started\n")
-    assert lost.record["reason"] == "test"
+    assert (lost.record.status, lost.code, lost.output) == ("lost", None, b"started\n")
+    assert lost.record.reason == "test"
     assert isinstance(lost.items[-1], End)
 
 
@@ -241,7 +241,7 @@ def _request(box: Box, body: Any) -> dict[str, Any] | None:
 
 def _healthy(box: Box) -> None:
     assert box.sh("echo fine").stdout == "fine\n"
-    assert box.state()["status"] == "running"
+    assert box.state().status == "running"
 
 
 @everywhere
@@ -355,7 +355,7 @@ def test_a_deadline_beyond_what_the_kernel_can_wait_for_is_kept(lab: Lab) -> Non
     lab.do(lab.driver.set_deadline(box.ref, far))
     assert box.run("true", kill_after_ms=10**11).code == 0
     _healthy(box)
-    assert box.state()["deadline_ms"] == far
+    assert box.state().deadline_ms == far
 
 
 @everywhere
@@ -373,7 +373,7 @@ def test_whatever_init_says_the_supervisor_goes_on(lab: Lab) -> None:
     """Speak to the supervisor through init's own end of their socket, as an init taken over would."""
     box = lab.box()
     victim = box.start("sleep", "100")
-    pidfd = os.pidfd_open(int(box.created["init_pid"]))
+    pidfd = os.pidfd_open(int(box.created.init_pid))
     try:
         fd = ctypes.CDLL(None).syscall(PIDFD_GETFD, pidfd, 3, 0)
     finally:
@@ -403,8 +403,8 @@ def test_whatever_init_says_the_supervisor_goes_on(lab: Lab) -> None:
         os.close(read)
         os.close(write)
     _healthy(box)
-    assert lab.do(lab.driver.process(box.ref, victim))["status"] == "running"
-    open_fds = os.listdir(f"/proc/{box.created['supervisor_pid']}/fd")
+    assert lab.do(lab.driver.process(box.ref, victim)).status == "running"
+    open_fds = os.listdir(f"/proc/{box.created.supervisor_pid}/fd")
     assert len(open_fds) < 30, "descriptors sent along with nonsense are closed"
     with pytest.raises(SandkeepError):
         box.run("no-such-program")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -22,9 +23,9 @@ from sandkeep.errors import (
     SandkeepError,
     StdinUnavailable,
 )
-from tests.lab import Box, Lab
-from tests.labs import MODES, Ask, common, everywhere, in_modes, opened
-from tests.patience import longer_and_longer, until
+from tests.driver_lab import Box, Lab
+from tests.mode_runner import MODES, Ask, common, everywhere, in_modes, opened
+from tests.polling import longer_and_longer, until
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -47,7 +48,7 @@ def stdin(
 
 
 def status(box: Box, process: str) -> str:
-    return str(box.lab.do(box.lab.driver.process(box.ref, process))["status"])
+    return str(box.lab.do(box.lab.driver.process(box.ref, process)).status)
 
 
 def alive_inside(box: Box, marker: str) -> bool:
@@ -64,7 +65,7 @@ def test_arguments_arrive_as_given(lab: Lab) -> None:
     argv = ["a b", "", "*", "$HOME", "quo'te\"", "new\nline", "ünï"]
     done = common(lab).run("python3", "-c", "import sys; print(ascii(sys.argv[1:]))", *argv)
     assert done.stdout == f"{argv!a}\n"
-    assert done.record["argv"][3:] == argv
+    assert done.record.argv[3:] == tuple(argv)
 
 
 @everywhere
@@ -120,18 +121,34 @@ def test_a_hundred_kilobytes_of_arguments_and_a_megabyte_of_environment_pass(lab
     )
     done = common(lab).run("python3", "-c", script, argument, env=env)
     assert done.stdout == "100000 1000000\n"
-    with pytest.raises(ExecutableRefused) as refused:
+    with pytest.raises(InvalidRequest) as refused:
         common(lab).run("true", "z" * 200_000)
-    assert refused.value.errno == 7
+    assert (refused.value.errno, refused.value.field) == (errno.E2BIG, "args")
+    with pytest.raises(InvalidRequest) as refused:
+        common(lab).run("true", env={f"V{number}": "y" * 100_000 for number in range(70)})
+    assert (refused.value.errno, refused.value.field) == (errno.E2BIG, "env")
+
+
+@everywhere
+def test_as_many_arguments_pass_as_the_kernel_takes_and_their_record_is_whole(lab: Lab) -> None:
+    box = common(lab)
+    # Two bytes each, and escaped on the way: six bytes of JSON.
+    args = ["\u00e9" * 60_000] * 13 + ["\x01" * 60_000] * 7
+    script = "import sys; print(len(sys.argv) - 1, sum(len(each.encode()) for each in sys.argv[1:]))"
+    done = box.run("python3", "-c", script, *args)
+    assert done.stdout == f"20 {13 * 120_000 + 7 * 60_000}\n"
+    records = box.lab.do(box.lab.driver.processes(box.ref))
+    assert any(record.argv[3:] == tuple(args) for record in records)
+    assert box.sh("echo fine").stdout == "fine\n"
 
 
 @everywhere
 def test_the_working_directory_is_the_sessions_unless_said_otherwise(lab: Lab) -> None:
     box = common(lab)
-    assert box.run("pwd").stdout == "/vercel/sandbox\n"
+    assert box.run("pwd").stdout == "/workspace\n"
     assert box.run("pwd", cwd="/tmp").stdout == "/tmp\n"
     box.sh("mkdir -p below")
-    assert box.run("pwd", cwd="below").stdout == "/vercel/sandbox/below\n"
+    assert box.run("pwd", cwd="below").stdout == "/workspace/below\n"
 
 
 @everywhere
@@ -171,9 +188,7 @@ def test_each_way_of_not_starting_is_an_error_of_its_own(lab: Lab) -> None:
     assert nobody.value.kind == "user"
     with pytest.raises(InvalidRequest):
         box.run()
-    assert [
-        p for p in box.lab.do(box.lab.driver.processes(box.ref)) if p["argv"][:1] == ["/tmp/orphan"]
-    ] == []
+    assert [p for p in box.lab.do(box.lab.driver.processes(box.ref)) if p.argv[:1] == ("/tmp/orphan",)] == []
 
 
 @everywhere
@@ -243,7 +258,7 @@ def test_over_one_id_everybody_is_root_inside_and_the_user_outside(lab: Lab) -> 
 
 def _host_pids(box: Box, name: str) -> list[int]:
     """Processes called ``name`` below the session's init, as the host sees them."""
-    found, pending = [], [int(box.created["init_pid"])]
+    found, pending = [], [int(box.created.init_pid)]
     while pending:
         pid = pending.pop()
         try:
@@ -265,14 +280,15 @@ def test_exit_codes_and_signals_are_told_apart(lab: Lab) -> None:
     box = common(lab)
     for code in (0, 1, 77, 255):
         done = box.sh(f"exit {code}")
-        assert (done.code, done.record["signal"], done.record["status"]) == (code, None, "exited")
+        assert (done.code, done.record.signal, done.record.status) == (code, None, "exited")
     for number in (signal.SIGTERM, signal.SIGSEGV, signal.SIGKILL):
         done = box.sh(f"kill -{int(number)} $$")
-        assert (done.code, done.record["signal"], done.record["status"]) == (128 + number, number, "killed")
-        assert done.record["reason"] is None and not done.record["out_of_memory"]
+        assert (done.code, done.record.signal, done.record.status) == (128 + number, number, "killed")
+        assert done.record.reason is None and not done.record.out_of_memory
     done = box.run("python3", "-c", "t = sum(range(5_000_000))")
-    assert done.record["cpu_ms"] > 20 and done.record["duration_ms"] >= 20
-    assert done.record["finished_ms"] >= done.record["started_ms"]
+    assert done.record.cpu_ms is not None and done.record.finished_ms is not None
+    assert done.record.cpu_ms > 20 and done.record.duration_ms >= 20
+    assert done.record.finished_ms >= done.record.started_ms
 
 
 @everywhere
@@ -289,7 +305,7 @@ def test_a_signal_reaches_the_whole_process_group_and_nobody_else(lab: Lab) -> N
     assert status(box, other) == "running"
     box.lab.do(box.lab.driver.signal(box.ref, signal.SIGKILL, other))
     ended = box.finish(other)
-    assert (ended.code, ended.record["reason"]) == (137, "killed by request")
+    assert (ended.code, ended.record.reason) == (137, "killed by request")
     # To something that has ended: nothing happens.
     box.lab.do(box.lab.driver.signal(box.ref, signal.SIGTERM, other))
     for number in (0, 65, -9):
@@ -346,13 +362,49 @@ def test_kill_after_ends_every_descendant_and_keeps_what_was_printed(lab: Lab) -
         started = time.monotonic()
         done = box.run("python3", "-c", DAEMON, "killed", "100", kill_after_ms=limit)
         assert limit / 1000 - 0.1 < time.monotonic() - started < 80
-        assert (done.code, done.record["reason"]) == (137, "time limit reached")
+        assert (done.code, done.record.reason) == (137, "time limit reached")
         if len(done.stdout.split()) == 3 and box.sh("test -e /tmp/beat-killed").code == 0:
             break
     assert sorted(done.stdout.split()) == ["daemon", "main", "main"]
     until(lambda: not _beats(box, "killed"))
     until(lambda: not alive_inside(box, "beat-"))
     assert box.run("true").code == 0
+
+
+LINGERING = (
+    "trap 'echo main told; exit 7' TERM\n"
+    "(setsid setsid bash -c \"trap 'echo daemon told' TERM; echo up\n"
+    '   while :; do sleep 0.05; done" stays$1 &)\n'
+    "echo up; while :; do sleep 0.05; done\n"
+)
+"""Ends by itself when it is told to, and leaves a daemon that does not."""
+
+
+@everywhere
+def test_a_grace_period_comes_before_the_kill_and_no_descendant_survives_it(lab: Lab) -> None:
+    """Also the daemon of a process that ended in its grace period."""
+    box = common(lab)
+    for limit in longer_and_longer(700):
+        done = box.run("bash", "-c", LINGERING, "x", "limit", kill_after_ms=limit, grace_ms=500)
+        if done.stdout.count("up") == 2:
+            break
+    assert (done.code, done.record.status, done.record.reason) == (7, "exited", "time limit reached")
+    assert "main told" in done.stdout
+    until(lambda: not alive_inside(box, "stayslimit"))
+    assert "daemon told" in printed(box, done.record.id).decode()
+
+    process = box.start("bash", "-c", LINGERING, "x", "kill")
+    until(lambda: printed(box, process).count(b"up") == 2)
+    box.lab.do(box.lab.driver.signal(box.ref, signal.SIGTERM, process, grace_ms=500))
+    assert box.finish(process).code == 7
+    until(lambda: not alive_inside(box, "stayskill"))
+    assert b"daemon told" in printed(box, process)
+
+    stubborn = box.start("bash", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done")
+    until_printed(box, stubborn, b"up")
+    box.lab.do(box.lab.driver.signal(box.ref, signal.SIGTERM, stubborn, grace_ms=300))
+    ended = box.finish(stubborn)
+    assert (ended.code, ended.record.reason) == (137, "killed by request")
 
 
 @everywhere
@@ -367,19 +419,67 @@ def test_kill_after_holds_for_descendants_of_a_process_that_ended_in_time(lab: L
         if beats:
             break
     assert beats
-    assert (done.code, done.record["status"]) == (0, "exited")
+    assert (done.code, done.record.status) == (0, "exited")
     until(lambda: not _beats(box, "survivor"))
     until(lambda: not alive_inside(box, "beat-"))
 
 
 @everywhere
 def test_killing_what_holds_a_process_does_not_let_it_escape(lab: Lab) -> None:
-    """Without control groups a process of ours stands between init and the command; root can kill it."""
+    """With resource limits a process of ours stands between init and the command; root can kill it."""
     box = common(lab)
     script = "(setsid sleep 4321 &); kill -9 $PPID 2>/dev/null; while :; do sleep 0.1; done"
-    done = box.run("bash", "-c", script, root=True, kill_after_ms=1500)
+    done = box.run("bash", "-c", script, root=True, rlimits={"nofile": 100}, kill_after_ms=60_000)
     assert done.code == 137
     until(lambda: not alive_inside(box, "sleep 4321"))
+
+
+@everywhere
+def test_a_kill_ends_every_descendant(lab: Lab) -> None:
+    """Also a daemon: in a session of its own, and with no parent left but init."""
+    box = common(lab)
+    other = box.start("python3", "-c", DAEMON, "other", "100")
+    until(lambda: box.sh("test -e /tmp/beat-other").code == 0)
+    for limits in ({}, {"rlimits": {"nofile": 100}}):
+        doomed = box.start("python3", "-c", DAEMON, "doomed", "100", **limits)
+        until(lambda: box.sh("test -e /tmp/beat-doomed").code == 0)
+        box.lab.do(box.lab.driver.signal(box.ref, signal.SIGKILL, doomed))
+        done = box.finish(doomed)
+        assert (done.code, done.record.reason) == (137, "killed by request")
+        until(lambda: not alive_inside(box, "doomed"))
+        assert box.sh("rm /tmp/beat-doomed").code == 0
+    assert status(box, other) == "running"
+    assert _beats(box, "other")
+    box.lab.do(box.lab.driver.signal(box.ref, signal.SIGKILL, other))
+    until(lambda: not alive_inside(box, "other"))
+
+
+@everywhere
+def test_a_shell_is_killed_before_what_it_waits_for(lab: Lab) -> None:
+    """Otherwise it would go on with its next command, or end by itself with its child's code."""
+    box = common(lab)
+    for turn in range(20):
+        process = box.start("sh", "-c", f"sleep 77 & sleep 77 & sleep 77; touch /tmp/went-on-{turn}")
+        until(lambda: alive_inside(box, "sleep 77"))
+        box.lab.do(box.lab.driver.signal(box.ref, signal.SIGKILL, process))
+        assert box.finish(process).record.status == "killed"
+        until(lambda: not alive_inside(box, "sleep 77"))
+    assert box.sh("ls /tmp | grep went-on").stdout == ""
+
+
+@everywhere
+def test_a_termination_reaches_every_descendant(lab: Lab) -> None:
+    """Each gets the signal, once, and what it does about it is its own business."""
+    box = common(lab)
+    told = "trap 'echo told $0 >>/tmp/told; exit 0' TERM; echo $0 >>/tmp/up; while :; do sleep 0.05; done"
+    script = f'(setsid setsid bash -c "$1" daemon &); setsid bash -c "$1" session & {told}'
+    process = box.start("bash", "-c", script, "main", told)
+    until(lambda: box.sh("wc -l </tmp/up").stdout == "3\n")
+    box.lab.do(box.lab.driver.signal(box.ref, signal.SIGTERM, process))
+    assert box.finish(process).code == 0
+    until(lambda: len(box.sh("cat /tmp/told").stdout.splitlines()) >= 3)
+    assert sorted(box.sh("cat /tmp/told").stdout.splitlines()) == ["told daemon", "told main", "told session"]
+    box.sh("rm /tmp/told /tmp/up")
 
 
 @everywhere
@@ -615,7 +715,7 @@ def test_limits_of_one_process_hold_for_it_alone(lab: Lab) -> None:
     done = box.run("python3", "-c", "open('/tmp/big', 'wb').write(b'x' * 10000)", rlimits={"fsize": 4096})
     assert "File too large" in done.stderr and done.code == 1
     done = box.run("python3", "-c", "while True: pass", rlimits={"cpu": 1})
-    assert done.record["signal"] in (signal.SIGXCPU, signal.SIGKILL)
+    assert done.record.signal in (signal.SIGXCPU, signal.SIGKILL)
     for wrong in ({"stack": 1}, {"cpu": "much"}):
         with pytest.raises(InvalidRequest):
             box.run("true", rlimits=wrong)
@@ -628,7 +728,7 @@ def test_two_hundred_processes_at_once(lab: Lab) -> None:
     box = lab.box()
     script = "read line; echo $line $1"
     processes = [box.start("sh", "-c", script, "sh", str(number), stdin=True) for number in range(200)]
-    running = [p for p in box.lab.do(box.lab.driver.processes(box.ref)) if p["status"] == "running"]
+    running = [p for p in box.lab.do(box.lab.driver.processes(box.ref)) if p.status == "running"]
     assert len(running) == 200
     for process in processes:
         stdin(box, process, b"hello\n")

@@ -25,13 +25,14 @@ from sandkeep.errors import (
     SessionStopped,
     WrongState,
 )
-from sandkeep.host.driver import Limits, ProcessSpec, SessionRef, SessionSpec
+from sandkeep.host.driver import Driver, Limits, ProcessHandle, ProcessSpec, SessionRef, SessionSpec
 from sandkeep.host.native.boot import BARRIERS
+from sandkeep.host.reports import Enforcement, SessionState
 from sandkeep.host.rootfs import Lower
-from sandkeep.supervisor.outputlog import Chunk
-from tests.lab import Box, Lab
-from tests.labs import MODES, Ask, common, everywhere, in_modes, opened
-from tests.patience import ENOUGH, until
+from sandkeep.shared.outputlog import Chunk
+from tests.driver_lab import Box, Lab
+from tests.mode_runner import MODES, Ask, common, everywhere, in_modes, opened
+from tests.polling import ENOUGH, until
 
 MEGABYTE = 1 << 20
 ROOTLESS_LIMITS = "without delegated control groups there is nothing to enforce it with"
@@ -52,7 +53,7 @@ def now_ms() -> int:
 
 def inhabitants(box: Box) -> list[int]:
     """Host pids of init and everything below it."""
-    found, pending = [], [int(box.created["init_pid"])]
+    found, pending = [], [int(box.created.init_pid)]
     while pending:
         pid = pending.pop()
         try:
@@ -74,31 +75,30 @@ def gone(pids: list[int]) -> bool:
 @everywhere
 def test_a_session_reports_its_tier_and_every_barrier(lab: Lab) -> None:
     state = common(lab).state()
-    assert (state["tier"], state["mode"], state["status"]) == ("native", lab.driver.mode, "running")
-    barriers = dict(state["barriers"])
+    assert (state.tier, state.mode, state.status) == ("native", lab.driver.mode, "running")
+    barriers = dict(state.barriers)
     assert tuple(barriers) == BARRIERS
     if lab.driver.mode != "root":
         shared = barriers.pop("id-range")
-        assert shared["state"] == "shared" and shared["why"]
-    assert {barrier["state"] for barrier in barriers.values()} == {"in force"}
+        assert shared.state == "shared" and shared.why
+    assert {barrier.state for barrier in barriers.values()} == {"in force"}
 
 
 @everywhere
 def test_a_session_reports_every_limit(lab: Lab) -> None:
-    limits = lab.box(limits=Limits(memory_bytes=512 * MEGABYTE, cpus=1.5, disk_bytes=1 << 30)).created[
-        "limits"
-    ]
-    assert limits["disk"]["state"] == "watched"
-    states = {part: limits[part]["state"] for part in ("memory", "cpu", "pids")}
+    asked = Limits(memory_bytes=512 * MEGABYTE, cpus=1.5, disk_bytes=1 << 30)
+    limits = lab.box(limits=asked).created.limits
+    assert limits["disk"].state == "watched"
+    states = {part: limits[part].state for part in ("memory", "cpu", "pids")}
     if all(not why for why in lab.driver.capabilities().limits.values()):
         assert states == {"memory": "enforced", "cpu": "enforced", "pids": "enforced"}
     else:
         pids = "enforced" if lab.driver.mode == "single" else "per user"
         assert states == {"memory": "watched", "cpu": "absent", "pids": pids}
-        assert limits["cpu"]["why"]
-    assert limits["pids"]["value"] == 4096
-    plain = common(lab).created["limits"]
-    assert plain["memory"] == plain["cpu"] == plain["disk"] == {"state": "unlimited"}
+        assert limits["cpu"].why
+    assert limits["pids"].value == 4096
+    plain = common(lab).created.limits
+    assert plain["memory"] == plain["cpu"] == plain["disk"] == Enforcement("unlimited")
 
 
 @everywhere
@@ -109,7 +109,7 @@ def test_a_limit_asked_for_is_enforced_or_refused_by_name(lab: Lab) -> None:
         can = not lab.driver.capabilities().limits[part] or (part, lab.driver.mode) == ("pids", "single")
         before = sorted(os.listdir(f"{lab.data_dir}/sessions"))
         if can:
-            assert lab.box(limits=explicit).created["limits"][part]["state"] == "enforced"
+            assert lab.box(limits=explicit).created.limits[part].state == "enforced"
         else:
             with pytest.raises(LimitUnenforceable) as refused:
                 lab.box(limits=explicit)
@@ -126,17 +126,17 @@ def test_running_out_of_memory_is_reported_as_such_and_init_lives(lab: Lab) -> N
         pytest.skip(lab.driver.capabilities().limits["memory"])
     box = lab.box(limits=Limits(memory_bytes=64 * MEGABYTE, explicit=frozenset({"memory"})))
     done = box.run("python3", "-c", f"print('began', flush=True)\n{HOG}")
-    assert done.record["out_of_memory"] and done.record["reason"] == "out of memory"
+    assert done.record.out_of_memory and done.record.reason == "out of memory"
     assert (done.code, done.stdout) == (137, "began\n")
-    assert box.lab.do(lab.driver.usage(box.ref))["oom_kills"] >= 1
+    assert box.lab.do(lab.driver.usage(box.ref)).oom_kills
     # The next victim of an ordinary kill is not blamed on memory.
     other = box.sh("kill -KILL $$")
-    assert other.code == 137 and not other.record["out_of_memory"]
+    assert other.code == 137 and not other.record.out_of_memory
     shell = box.run("bash", "-c", f"python3 -c '{HOG}'; echo code $?")
-    assert (shell.stdout, shell.code, shell.record["out_of_memory"]) == ("code 137\n", 0, False)
+    assert (shell.stdout, shell.code, shell.record.out_of_memory) == ("code 137\n", 0, False)
     assert box.run("true").code == 0
     final = box.stop()
-    assert final["usage"]["memory_peak_bytes"] > 48 * MEGABYTE
+    assert final.usage is not None and (final.usage.memory_peak_bytes or 0) > 48 * MEGABYTE
 
 
 BOMB = """
@@ -166,7 +166,7 @@ def test_a_session_cannot_have_more_processes_than_it_may(lab: Lab) -> None:
         box.run("true")
     assert refused.value.errno == 11
     lab.do(lab.driver.signal(box.ref, signal.SIGKILL))
-    until(lambda: box.state()["status"] == "running" and _starts(box))
+    until(lambda: box.state().status == "running" and _starts(box))
 
 
 def _starts(box: Box) -> bool:
@@ -182,10 +182,10 @@ def test_a_fork_bomb_ends_with_its_session(lab: Lab) -> None:
     process = box.start("bash", "-c", "echo lit; b() { b | b & }; b; sleep 100")
     until(lambda: b"lit" in printed(box, process))
     time.sleep(0.3)
-    assert box.state()["status"] == "running"
+    assert box.state().status == "running"
     pids = inhabitants(box)
     started = time.monotonic()
-    assert box.stop()["status"] == "stopped"
+    assert box.stop().status == "stopped"
     assert time.monotonic() - started < ENOUGH
     until(lambda: gone(pids))
 
@@ -197,13 +197,13 @@ def test_a_share_of_the_processor_is_not_exceeded(lab: Lab) -> None:
     box = lab.box(limits=Limits(cpus=0.2, explicit=frozenset({"cpu"})))
     # A fifth of a second of the processor takes a second at least, and longer where others want it too.
     done = box.run("python3", "-c", "import time\nwhile time.process_time() < 0.2: pass")
-    assert done.record["cpu_ms"] >= 190
-    assert done.record["duration_ms"] >= 700
-    assert done.record["cpu_ms"] <= 0.3 * done.record["duration_ms"]
+    assert done.record.cpu_ms is not None and done.record.cpu_ms >= 190
+    assert done.record.duration_ms >= 700
+    assert done.record.cpu_ms <= 0.3 * done.record.duration_ms
 
     def runs_freely() -> bool:
         free = common(lab).run("python3", "-c", "t = 0\nfor i in range(3_000_000): t += i").record
-        return bool(free["cpu_ms"] > 0.3 * free["duration_ms"])
+        return (free.cpu_ms or 0) > 0.3 * free.duration_ms
 
     until(runs_freely)
 
@@ -220,7 +220,7 @@ def test_a_deadline_ends_everything_with_nobody_connected(lab: Lab) -> None:
     )
     until(lambda: b"up" in printed(box, process))
     until(lambda: len(inhabitants(box)) >= 5)
-    pids = [*inhabitants(box), int(box.created["supervisor_pid"])]
+    pids = [*inhabitants(box), int(box.created.supervisor_pid)]
     deadline = now_ms() + 3000
     other.do(other.driver.set_deadline(box.ref, deadline))
     other.boxes.clear()
@@ -230,8 +230,8 @@ def test_a_deadline_ends_everything_with_nobody_connected(lab: Lab) -> None:
     assert deadline <= now_ms()
     again = lab.adopt(box.ref.session)
     state = again.state()
-    assert (state["status"], state["reason"]) == ("stopped", "deadline reached")
-    assert state["stopped_ms"] >= deadline
+    assert (state.status, state.reason) == ("stopped", "deadline reached")
+    assert state.stopped_ms is not None and state.stopped_ms >= deadline
 
 
 @everywhere
@@ -240,14 +240,14 @@ def test_a_deadline_can_be_moved_both_ways(lab: Lab) -> None:
     box = lab.box(deadline_ms=near)
     far = now_ms() + 3_600_000
     lab.do(lab.driver.set_deadline(box.ref, far))
-    assert box.state()["deadline_ms"] == far
+    assert box.state().deadline_ms == far
     time.sleep(max(near - now_ms(), 0) / 1000 + 0.2)
     assert box.run("true").code == 0
     lab.do(lab.driver.set_deadline(box.ref, None))
-    assert box.state()["deadline_ms"] is None
+    assert box.state().deadline_ms is None
     lab.do(lab.driver.set_deadline(box.ref, now_ms() + 200))
     state = lab.do(asyncio.wait_for(lab.driver.wait_stopped(box.ref), ENOUGH))
-    assert (state["status"], state["reason"]) == ("stopped", "deadline reached")
+    assert (state.status, state.reason) == ("stopped", "deadline reached")
 
 
 @everywhere
@@ -269,12 +269,12 @@ def test_a_frozen_session_stands_still_and_goes_on(lab: Lab) -> None:
     until(silent)  # what was on its way is there
     assert silent()
     before = len(printed(box, process))
-    assert box.state()["status"] == "running"
+    assert box.state().status == "running"
     lab.do(lab.driver.thaw(box.ref))
     until(lambda: len(printed(box, process)) > before + 10)
     assert box.run("true").code == 0
     lab.do(lab.driver.freeze(box.ref))
-    assert lab.do(asyncio.wait_for(lab.driver.stop(box.ref, reason="test"), ENOUGH))["status"] == "stopped"
+    assert lab.do(asyncio.wait_for(lab.driver.stop(box.ref, reason="test"), ENOUGH)).status == "stopped"
 
 
 @everywhere
@@ -294,14 +294,14 @@ def test_nothing_starts_in_a_frozen_session(lab: Lab) -> None:
     box = lab.box()
     lab.do(lab.driver.freeze(box.ref))
 
-    async def start_and_thaw() -> dict[str, Any]:
+    async def start_and_thaw() -> ProcessHandle:
         starting = asyncio.create_task(lab.driver.start_process(box.ref, ProcessSpec("late", ("date",))))
         done, _ = await asyncio.wait([starting], timeout=0.3)
         assert not done
         await lab.driver.thaw(box.ref)
         return await asyncio.wait_for(starting, ENOUGH)
 
-    assert lab.do(start_and_thaw())["id"] == "late"
+    assert lab.do(start_and_thaw()).record.id == "late"
 
 
 # --- the end -------------------------------------------------------------------------------------------
@@ -313,11 +313,11 @@ def test_stopping_twice_is_stopping_once(lab: Lab) -> None:
     running = box.start("sleep", "100")
     pids = inhabitants(box)
     first = box.stop()
-    assert (first["status"], first["reason"]) == ("stopped", "test")
+    assert (first.status, first.reason) == ("stopped", "test")
     until(lambda: gone(pids))
-    assert lab.do(lab.driver.stop(box.ref, reason="another"))["reason"] == "test"
-    assert box.stop()["stopped_ms"] == first["stopped_ms"] == box.state()["stopped_ms"]
-    assert lab.do(lab.driver.process(box.ref, running))["status"] == "lost"
+    assert lab.do(lab.driver.stop(box.ref, reason="another")).reason == "test"
+    assert box.stop().stopped_ms == first.stopped_ms == box.state().stopped_ms
+    assert lab.do(lab.driver.process(box.ref, running)).status == "lost"
     for call in (
         lambda: box.run("true"),
         lambda: box.read("/etc/passwd"),
@@ -335,13 +335,13 @@ def test_two_who_stop_at_once_get_the_same_end(lab: Lab) -> None:
     box = lab.box()
     box.start("sleep", "100")
 
-    async def both(driver: Any) -> list[dict[str, Any]]:
+    async def both(driver: Driver) -> list[SessionState]:
         stops = [driver.stop(box.ref, reason=f"stop {number}") for number in range(5)]
         return list(await asyncio.gather(*stops, driver.wait_stopped(box.ref)))
 
     states = lab.do(both(lab.driver))
-    assert {state["reason"] for state in states} == {"stop 0"}
-    assert {state["stopped_ms"] for state in states} == {states[0]["stopped_ms"]}
+    assert {state.reason for state in states} == {"stop 0"}
+    assert {state.stopped_ms for state in states} == {states[0].stopped_ms}
 
 
 @everywhere
@@ -359,9 +359,9 @@ def test_a_stop_with_grace_lets_processes_say_goodbye_and_waits_no_longer(lab: L
     stubborn = stubborn_box.start("bash", "-c", 'trap "" TERM; echo up; while :; do sleep 0.05; done')
     until(lambda: b"up" in printed(stubborn_box, stubborn))
     started = time.monotonic()
-    assert stubborn_box.stop(grace_ms=500)["status"] == "stopped"
+    assert stubborn_box.stop(grace_ms=500).status == "stopped"
     assert 0.4 < time.monotonic() - started < 50
-    assert stubborn_box.finish(stubborn).record["status"] in ("lost", "killed")
+    assert stubborn_box.finish(stubborn).record.status in ("lost", "killed")
 
 
 @everywhere
@@ -369,13 +369,16 @@ def test_usage_counts_time_and_where_it_can_memory(lab: Lab) -> None:
     box = lab.box()
     box.run("python3", "-c", "sum(range(20_000_000))")
     usage = lab.do(lab.driver.usage(box.ref))
-    assert usage["duration_ms"] > 50
+    assert usage.duration_ms is not None and usage.duration_ms > 50
     if lab.driver.mode == "root":
-        assert usage["cpu_ms"] > 50 and usage["memory_peak_bytes"] >= usage["memory_bytes"] > 0
-        assert usage["pids"] >= 1 and usage["oom_kills"] == 0
-    final = box.stop()["usage"]
-    assert final["cpu_ms"] > 50
-    assert final["duration_ms"] >= usage["duration_ms"]
+        assert usage.cpu_ms is not None and usage.memory_bytes is not None
+        assert usage.memory_peak_bytes is not None and usage.pids is not None
+        assert usage.cpu_ms > 50 and usage.memory_peak_bytes >= usage.memory_bytes > 0
+        assert usage.pids >= 1 and usage.oom_kills == 0
+    final = box.stop().usage
+    assert final is not None and final.cpu_ms is not None and final.duration_ms is not None
+    assert final.cpu_ms > 50
+    assert final.duration_ms >= usage.duration_ms
 
 
 @everywhere
@@ -387,12 +390,12 @@ def test_a_reference_of_another_generation_reaches_nobody(lab: Lab) -> None:
         lambda: lab.do(lab.driver.state(stale)),
         lambda: lab.do(lab.driver.stop(stale, reason="stale")),
         lambda: lab.do(lab.driver.signal(stale, 9)),
-        lambda: lab.do(lab.driver.files(stale, "stat", path="/etc/passwd")),
+        lambda: lab.do(lab.driver.files(stale).stat("/etc/passwd")),
         lambda: lab.do(lab.driver.usage(stale)),
     ):
         with pytest.raises(SessionStopped):
             call()
-    assert lab.do(lab.driver.process(box.ref, marker))["status"] == "running"
+    assert lab.do(lab.driver.process(box.ref, marker)).status == "running"
     nowhere = SessionRef(box.ref.host, "no-such-session")
     with pytest.raises(NotFound):
         lab.do(lab.driver.state(nowhere))
@@ -414,7 +417,7 @@ def test_a_session_has_its_own_name_memory_and_durability(lab: Lab) -> None:
     assert "volatile" not in common(lab).sh("grep ' / / ' /proc/self/mountinfo").stdout
     assert common(lab).run("uname", "-n").stdout == "sandbox\n"
     box.sh("echo written > file; sync")
-    assert box.read("/vercel/sandbox/file") == b"written\n"
+    assert box.read("/workspace/file") == b"written\n"
     assert os.uname().nodename not in ("kept-safe", "sandbox")
 
 
@@ -437,7 +440,7 @@ def test_an_image_gets_the_mount_points_it_lacks(lab: Lab) -> None:
         for image, traps in (("tiny:1", ()), ("trap:1", ("proc", "dev", "sys"))):
             for name in traps:
                 os.symlink("/tmp", f"{area}/tree/{name}")
-            lab.call("image.import", kind="directory", path=f"{area}/tree", name=image)
+            lab.do(lab.storage.import_image(f"{area}/tree", kind="directory", name=image))
             box = lab.box(image=image)
             assert box.run("/bin/cat", "/proc/self/comm").stdout == "cat\n"
             assert "null" in box.run("/bin/ls", "/dev").stdout.split()

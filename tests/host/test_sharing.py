@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from sandkeep.errors import LayerError
-from tests.lab import Box, Lab
-from tests.labs import MODES, Ask, everywhere, opened
-from tests.patience import until
+from sandkeep.host.reports import CheckpointReport
+from tests.driver_lab import Box, Lab
+from tests.mode_runner import BOTH_WAYS, Ask, everywhere, opened
+from tests.polling import until
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=BOTH_WAYS)
 def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
     yield from opened(request)
 
@@ -35,8 +36,8 @@ def _generation(box: Box, layer: str, *, parent: str | None) -> None:
 
 
 def _all_deleted(lab: Lab) -> None:
-    lab.call("layer.collect")
-    assert lab.call("layer.list") == {"layers": []}
+    lab.do(lab.storage.collect_layers())
+    assert lab.do(lab.storage.list_layers()) == []
 
 
 # --- generations ----------------------------------------------------------------------------------------
@@ -230,11 +231,13 @@ while True:
 _TAKEN = range(1, 6)
 
 
-def _checkpoint(box: Box, layer: str) -> dict[str, Any]:
+def _checkpoint(box: Box, layer: str) -> CheckpointReport:
     lab = box.lab
-    directory = lab.call("layer.copy-directory", layer=layer)["directory"]
+    directory = lab.do(lab.storage.copy_directory(layer))
     report = lab.do(lab.driver.checkpoint(box.ref, directory))
-    lab.call("layer.adopt", layer=layer, parent=None, image=box.rootfs.image, host_key=box.rootfs.host_key)
+    lab.do(
+        lab.storage.adopt_layer(layer, parent_id=None, image=box.rootfs.image, host_key=box.rootfs.host_key)
+    )
     return report
 
 
@@ -251,10 +254,10 @@ def test_a_checkpoint_is_one_instant_of_a_session_that_goes_on(lab: Lab) -> None
     pauses = []
     for number in _TAKEN:
         report = _checkpoint(box, f"checkpoint-{number}")
-        pauses.append(report["pause_ms"])
+        pauses.append(report.pause_ms)
         before = box.read("/srv/a", user="root")
         until(lambda: box.read("/srv/a", user="root") > before)  # noqa: B023 - the session goes on
-    assert lab.do(lab.driver.process(box.ref, writer))["status"] == "running"
+    assert lab.do(lab.driver.process(box.ref, writer)).status == "running"
     numbers = []
     for number in _TAKEN:
         copy = lab.box(layer=f"checkpoint-{number}")
@@ -284,21 +287,21 @@ def test_a_layer_lives_as_long_as_something_stands_on_it(lab: Lab) -> None:
     _ok(first, "echo one > /srv/one")
     _generation(first, "below", parent=None)
     second = lab.box(layer="below")
-    assert lab.call("layer.collect") == {"deleted": []}
+    assert lab.do(lab.storage.collect_layers()).deleted == ()
     assert _ok(second, "cat /srv/one; echo two > /srv/two") == "one\n"
     second.stop()
     lab.do(lab.driver.forget(second.ref))
-    assert lab.call("layer.collect") == {"deleted": []}
+    assert lab.do(lab.storage.collect_layers()).deleted == ()
     second.publish("above", parent="below")
     second.remove()
-    lab.call("layer.hold", layer="above", holder="snapshot-1")
-    assert lab.call("layer.collect") == {"deleted": []}
+    lab.do(lab.storage.hold_layer("above", "snapshot-1"))
+    assert lab.do(lab.storage.collect_layers()).deleted == ()
     with Lab(lab.data_dir) as other:  # a session of another caller counts as much
         third = other.box(name="third", layer="above")
-        lab.call("layer.release", layer="above", holder="snapshot-1")
-        assert lab.call("layer.collect") == {"deleted": []}
+        lab.do(lab.storage.release_layer("above", "snapshot-1"))
+        assert lab.do(lab.storage.collect_layers()).deleted == ()
         assert _ok(third, "cat /srv/one /srv/two") == "one\ntwo\n"
         third.remove()
-    assert lab.call("layer.collect") == {"deleted": ["above", "below"]}
+    assert lab.do(lab.storage.collect_layers()).deleted == ("above", "below")
     with pytest.raises(LayerError):
         lab.box(layer="above")

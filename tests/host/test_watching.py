@@ -11,21 +11,22 @@ import pytest
 
 from sandkeep.errors import PathNotFound
 from sandkeep.host.driver import ProcessSpec
+from sandkeep.host.reports import FileChange
 from tests.conftest import IS_ROOT, User
-from tests.lab import Box, Lab
-from tests.patience import ENOUGH
+from tests.driver_lab import Box, Lab
+from tests.polling import ENOUGH
 
 
-async def _watch(box: Box, script: str, *, recursive: bool, wanted: set[str]) -> list[dict[str, Any]]:
+async def _watch(box: Box, script: str, *, recursive: bool, wanted: set[str]) -> list[FileChange]:
     """Run a script once a watch of the working directory has begun; collect until all wanted paths came."""
-    found: list[dict[str, Any]] = []
-    changes = box.lab.driver.watch(box.ref, "watched", recursive=recursive)
+    found: list[FileChange] = []
+    changes = box.lab.driver.files(box.ref).watch("watched", recursive=recursive)
     async for batch in changes:
         if not batch and not found:
             spec = ProcessSpec(process=f"w{recursive}", argv=("bash", "-c", script), cwd="watched")
             await box.lab.driver.start_process(box.ref, spec)
         found += batch
-        if wanted <= {f"{change['kind']} {change['path'].rpartition('watched/')[2]}" for change in found}:
+        if wanted <= {f"{change.kind} {change.path.rpartition('watched/')[2]}" for change in found}:
             break
     await changes.aclose()  # type: ignore[attr-defined]
     return found
@@ -50,7 +51,7 @@ def watch_a_tree(data_dir: str, mode: Any = None) -> None:
         lab.do(asyncio.wait_for(_watch(box, script, recursive=True, wanted=wanted), ENOUGH))
         script = "mkdir -p deeper; echo q > deeper/unseen; echo last > last"
         seen = lab.do(asyncio.wait_for(_watch(box, script, recursive=False, wanted={"created last"}), ENOUGH))
-        assert not [change for change in seen if change["path"].endswith("unseen")]
+        assert not [change for change in seen if change.path.endswith("unseen")]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_what_cannot_be_watched_is_an_error_at_once(lab: Lab) -> None:
     box = lab.box()
 
     async def first() -> None:
-        async for _ in box.lab.driver.watch(box.ref, "/no/such/place"):
+        async for _ in box.lab.driver.files(box.ref).watch("/no/such/place"):
             pass
 
     with pytest.raises(PathNotFound):
@@ -83,7 +84,7 @@ def test_a_watcher_that_goes_away_frees_its_place(lab: Lab) -> None:
     box = lab.box()
 
     async def look_once() -> None:
-        changes = box.lab.driver.watch(box.ref, "/tmp")
+        changes = box.lab.driver.files(box.ref).watch("/tmp")
         async for _ in changes:
             break
         await changes.aclose()  # type: ignore[attr-defined]
@@ -100,17 +101,17 @@ def test_a_file_without_a_name_is_not_told_of(lab: Lab) -> None:
 
     async def look() -> list[str]:
         found: list[str] = []
-        changes = lab.driver.watch(box.ref, "watched")
+        changes = lab.driver.files(box.ref).watch("watched")
         async for batch in changes:
             if not batch and not found:
 
                 async def content() -> AsyncIterator[bytes]:
                     yield b"x" * 100_000
 
-                await lab.driver.files(box.ref, "write", data=content(), path="watched/whole")
+                await lab.driver.files(box.ref).write("watched/whole", content())
                 spec = ProcessSpec("numbered", ("sh", "-c", "echo > '#1'; echo >> '#1'; echo > last"))
                 await lab.driver.start_process(box.ref, dataclasses.replace(spec, cwd="watched"))
-            found += [f"{change['kind']} {change['path'].rpartition('/')[2]}" for change in batch]
+            found += [f"{change.kind} {change.path.rpartition('/')[2]}" for change in batch]
             if "modified last" in found:
                 break
         await changes.aclose()  # type: ignore[attr-defined]

@@ -1,10 +1,19 @@
-"""The host layer: everything that runs sessions on one machine.
+"""The host layer: everything that runs sessions on one machine. It knows no sandbox names and no HTTP.
 
-``driver``   the interface an isolation technology offers, and the values that cross it
-``rootfs``   what a root filesystem is made of
-``images``   where root filesystems come from
-``layers``   what sessions leave behind: layers, chains, folding, deletion
-``native``   the namespaces driver: zygote, boot, init
-``worker``   the process that does bulk disk work on behalf of callers
-``doctor``   what this machine can and cannot do
+``driver``         the interface that an isolation technology implements, and the values that cross it
+``reports``        what a driver reports of sessions, processes and files
+``channel``        numbered requests and responses on one connection
+``native``         the driver of Linux namespaces: zygote, boot, init
+``control``        the client of a supervisor's control socket, on an event loop
+``rootfs``         the parts of a root filesystem: slots of lower directories, read-only binds
+``images``         the image store: where root filesystems come from
+``layers``         the layer store: what sessions leave behind
+``storage``        images and layers for callers on an event loop: the client of the worker
+``worker``         the process that does bulk disk work
+``start_worker``   the script that the worker process runs
+``datadir``        how a data directory is recognised, and which processes belong to it
+``uninstall``      removes a data directory with everything that runs in it
+``remover``        measures and removes files with the rights of the user who made them
+``start_remover``  the script that the remover process runs
+``doctor``         what this machine can and cannot do
 """

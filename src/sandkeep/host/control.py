@@ -17,11 +17,13 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
-from sandkeep.errors import NotFound, SandkeepError, SessionStopped, TransportError, from_json
+from sandkeep.errors import HostCannot, NotFound, SandkeepError, SessionStopped, TransportError, from_json
+from sandkeep.host.channel import Channel, ResponseFuture
 from sandkeep.linux import sockets
-from sandkeep.supervisor import protocol
+from sandkeep.shared import protocol
+from sandkeep.shared.sealed import read_sealed
 
 DIRECT_BYTES: Final = 256 << 10
 """From here on a socket is handed over; below, that costs as much as it saves."""
@@ -52,12 +54,14 @@ async def connect(directory: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 def read_state(directory: str) -> dict[str, Any]:
-    """What the supervisor last wrote about its session; empty when it never got that far."""
+    """What the supervisor last wrote about its session; empty when it never got that far.
+
+    A damaged record says as much as none: whoever holds the session's lock is the one to ask, and when nobody
+    does the session is over.
+    """
     try:
-        with open(f"{directory}/state.json", encoding="ascii") as handle:
-            state: dict[str, Any] = json.load(handle)
-            return state
-    except FileNotFoundError:
+        return read_sealed(f"{directory}/state.json")
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
 
 
@@ -77,82 +81,13 @@ async def read_frame(reader: asyncio.StreamReader) -> protocol.Frame:
     return body, blob
 
 
-class Announced(NamedTuple):
-    """What a supervisor says of a process without being asked again."""
+class ProcessFutures(NamedTuple):
+    """What a supervisor announces about a process without being asked again."""
 
-    more: asyncio.Future[dict[str, Any]]
-    """As the answer to ``process.output`` from offset 0."""
-    end: asyncio.Future[dict[str, Any]]
-    """As the answer to ``process.wait``."""
-
-
-class _Answers(asyncio.Protocol):
-    """The connection for small requests, answers matched to whoever waits.
-
-    Not a stream: an answer is a frame or two, and the machinery of streams would cost more than decoding it.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self._decoder = protocol.FrameDecoder()
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._transport: asyncio.Transport | None = None
-
-    @property
-    def open(self) -> bool:
-        return self._transport is not None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for body, _ in self._decoder.feed(data):
-                self._take(body or {})
-        except protocol.ProtocolError:
-            self.drop(gone(self._directory))
-
-    def _take(self, body: dict[str, Any]) -> None:
-        future = self._waiting.pop(body.get("id", 0), None)
-        if future is None or future.done():
-            return
-        if "error" in body:
-            future.set_exception(from_json(body["error"]))
-        else:
-            future.set_result(body["ok"])
-
-    def connection_lost(self, error: Exception | None) -> None:
-        del error
-        if self.open:
-            self.drop(gone(self._directory))
-
-    def drop(self, error: SandkeepError) -> None:
-        """Close the connection and tell everybody who waits why."""
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(error)
-
-    def ask(self, body: dict[str, Any], blob: bytes, *numbers: int) -> list[asyncio.Future[dict[str, Any]]]:
-        """Send a request; what comes back under each of the numbers."""
-        loop = asyncio.get_running_loop()
-        futures = [loop.create_future() for _ in numbers]
-        self._waiting.update(zip(numbers, futures, strict=True))
-        try:
-            assert self._transport is not None
-            self._transport.write(protocol.encode(body, blob))
-        except (RuntimeError, OSError):
-            # uvloop says so at once when the other end is gone; asyncio is told later.
-            self.drop(gone(self._directory))
-        return futures
-
-    def forget(self, *numbers: int) -> None:
-        """Nobody waits for these any more."""
-        for number in numbers:
-            self._waiting.pop(number, None)
+    more: ResponseFuture
+    """As the response to ``process.output`` from offset 0."""
+    end: ResponseFuture
+    """As the response to ``process.wait``."""
 
 
 class Control:
@@ -161,59 +96,95 @@ class Control:
     def __init__(self, directory: str, generation: int) -> None:
         self._directory = directory
         self._generation = generation
-        self._answers: _Answers | None = None
+        self._channel: Channel | None = None
         self._connecting: asyncio.Lock = asyncio.Lock()
-        self._next = 0
+        self._protocol: int | None = None
+        """The newest protocol of the supervisor, once ``check`` knows that this version can talk to it."""
 
     async def close(self, why: SandkeepError | None = None) -> None:
-        """Let go; what is under way fails, and says ``why``."""
-        if self._answers is not None:
-            self._answers.drop(why or TransportError("closed"))
+        """Disconnect; requests under way fail with ``why``."""
+        if self._channel is not None:
+            self._channel.drop(why or TransportError("closed"))
+
+    # --- the supervisor's version ------------------------------------------------------------------------
+
+    async def check(self) -> int:
+        """Return the supervisor's protocol. Every request comes after this, so none reaches one that differs.
+
+        Raises:
+            HostCannot: this version does not speak the supervisor's protocol.
+        """
+        if self._protocol is None:
+            said = read_state(self._directory)
+            if "protocol" not in said:
+                said = await self._hello()
+            if (why := protocol.unsupported(said)) is not None:
+                name = os.path.basename(self._directory)
+                raise HostCannot(
+                    f"session {name} cannot be used by this version: {why}",
+                    part="supervisor protocol",
+                    why=why,
+                    session=name,
+                    hint="stop or destroy its sandbox, or use the version of sandkeep that started it",
+                )
+            self._protocol = said["protocol"]
+        return self._protocol
+
+    async def _hello(self) -> dict[str, Any]:
+        """Ask a supervisor whose ``state.json`` is missing or damaged which protocols it speaks."""
+        reader, writer = await connect(self._directory)
+        try:
+            writer.write(protocol.encode({"id": 1, "op": "hello"}))
+            body, _ = await read_frame(reader)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise gone(self._directory) from None
+        except protocol.ProtocolError:
+            return {}
+        finally:
+            writer.close()
+        said = (body or {}).get("ok")
+        return said if isinstance(said, dict) else {}
 
     # --- small requests ----------------------------------------------------------------------------------
 
     async def request(self, op: str, blob: bytes = b"", **body: Any) -> dict[str, Any]:
-        answers = await self._connected()
-        self._next += 1
-        request = {"id": self._next, "op": op, "generation": self._generation, **body}
-        number = self._next
-        [answer] = answers.ask(request, blob, number)
-        try:
-            return await answer
-        finally:
-            answers.forget(number)
+        channel = await self._connected()
+        answer: dict[str, Any] = await channel.request(
+            {"op": op, "generation": self._generation, **body}, blob=blob
+        )
+        return answer
 
-    async def start(self, **body: Any) -> tuple[dict[str, Any], Announced | None]:
-        """Start a process; its record, and what is yet to come.
+    async def start(self, **body: Any) -> tuple[dict[str, Any], ProcessFutures | None]:
+        """Start a process; return the response, and the announcements that are to follow.
 
-        The latter is ``None`` from supervisors that have to be asked for it.
+        The latter are ``None`` from supervisors of earlier versions, which have to be asked.
         """
-        answers = await self._connected()
-        self._next += 3
-        number, more, end = self._next - 2, self._next - 1, self._next
+        channel = await self._connected()
+        number, more, end = channel.numbers(3)
         request = {"id": number, "op": "process.start", "generation": self._generation, **body}
-        started, *later = answers.ask({**request, "more": more, "end": end}, b"", number, more, end)
+        started, *later = channel.send({**request, "more": more, "end": end}, number, more, end)
         try:
             answer = await started
             known = answer.get("end") == end
         except BaseException:
-            answers.forget(number, more, end)
+            channel.forget(number, more, end)
             for future in later:
                 if not future.cancel():
-                    future.exception()  # the same news as ours: nobody else is going to ask for it
+                    future.exception()  # the same error as this request's: nothing else retrieves it
             raise
         if not known:
-            answers.forget(more, end)
-        return answer, Announced(*later) if known else None
+            channel.forget(more, end)
+        return answer, ProcessFutures(*later) if known else None
 
-    async def _connected(self) -> _Answers:
+    async def _connected(self) -> Channel:
         async with self._connecting:
-            if self._answers is None or not self._answers.open:
+            await self.check()
+            if self._channel is None or not self._channel.open:
                 with _reaching(self._directory) as path:
                     loop = asyncio.get_running_loop()
-                    make = partial(_Answers, self._directory)
-                    _, self._answers = await loop.create_unix_connection(make, path)
-            return self._answers
+                    make = partial(Channel, partial(gone, self._directory))
+                    _, self._channel = await loop.create_unix_connection(make, path)
+            return self._channel
 
     # --- file operations ---------------------------------------------------------------------------------
 
@@ -249,7 +220,7 @@ class Control:
 
     async def open_write(self, **body: Any) -> Upload | None:
         """Open a file for content on a socket; ``None`` if the supervisor is too old for that."""
-        if read_state(self._directory).get("protocol", 0) < protocol.DIRECT:
+        if await self.check() < protocol.DIRECT:
             return None
         exchange = await self._open("write", {"direct": True, **body})
         try:
@@ -260,6 +231,7 @@ class Control:
             raise
 
     async def _open(self, operation: str, body: dict[str, Any]) -> _Exchange:
+        await self.check()
         reader, writer = await connect(self._directory)
         request = {"id": 1, "op": f"fs.{operation}", "generation": self._generation, **body}
         writer.write(protocol.encode(request))
@@ -268,13 +240,14 @@ class Control:
     async def _exchange(
         self, operation: str, data: AsyncIterable[bytes] | None, body: dict[str, Any]
     ) -> AsyncIterator[bytes | dict[str, Any]]:
+        await self.check()
         reader, writer = await connect(self._directory)
         feeder: asyncio.Task[None] | None = None
         try:
             request = {"id": 1, "op": f"fs.{operation}", "generation": self._generation, **body}
             writer.write(protocol.encode(request))
             if data is not None:
-                feeder = asyncio.create_task(self._feed(writer, data), name="feed fs.{operation}")
+                feeder = asyncio.create_task(self._feed(writer, data), name=f"feed fs.{operation}")
             while True:
                 answer, blob = await read_frame(reader)
                 if answer is None:
@@ -347,7 +320,7 @@ class _Exchange:
 
 
 class Download:
-    """A file that was opened: its content comes in pieces, or is sent elsewhere if it has a ``length``."""
+    """An open file: its content is read in chunks, or sent to a socket if it has a ``length``."""
 
     def __init__(self, exchange: _Exchange, first: protocol.Frame) -> None:
         self._exchange = exchange
@@ -356,7 +329,7 @@ class Download:
         self.length: int | None = offer["length"] if offer else None
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """What a file holds that nobody offered to send elsewhere."""
+        """Yield the content of a file that is not sent to a socket."""
         body, blob = self._first
         size = 0
         while body is None:
@@ -367,7 +340,7 @@ class Download:
             raise shrank()
 
     async def send_to(self, fd: int) -> None:
-        """Have all of it sent on a socket."""
+        """Let the supervisor send all of it to a socket."""
         self._exchange.hand_over(fd, left=0, first=b"")
         body, _ = await self._exchange.frame()
         if body is None or body["ok"]["sent"] != self.length:
@@ -378,22 +351,21 @@ class Download:
 
 
 class Upload:
-    """A file that was opened and takes its content from a socket. Closed before that, it never was."""
+    """An open file that takes its content from a socket. If it is closed before that, no file appears."""
 
     def __init__(self, exchange: _Exchange) -> None:
         self._exchange = exchange
 
     @property
     def answered(self) -> bool:
-        """Whether the supervisor has told how it went, and so has read everything it was to read."""
+        """Whether the supervisor has responded, and so has read everything it was to read."""
         return self._exchange.answered
 
-    async def receive_from(self, fd: int, *, left: int, first: bytes) -> dict[str, Any]:
-        """Have ``first`` and then ``left`` bytes of a socket written."""
+    async def receive_from(self, fd: int, *, left: int, first: bytes) -> int:
+        """Let the supervisor write ``first`` and then ``left`` bytes of a socket; return the total."""
         self._exchange.hand_over(fd, left=left, first=first)
         body, _ = await self._exchange.frame()
-        answer: dict[str, Any] = (body or {})["ok"]
-        return answer
+        return int((body or {})["ok"]["bytes_written"])
 
     def close(self) -> None:
         self._exchange.close()

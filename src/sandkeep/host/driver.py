@@ -1,24 +1,34 @@
-"""The interface between whoever manages sandboxes and an isolation technology on a host.
+"""The interface between the engine and an isolation technology on a host.
 
-A driver starts sessions and answers for them by reference. A reference is a host, a session and a
-generation: nothing in it is local, so the same calls can later go to another machine, and a call meant for a
-session that has been replaced never reaches its successor.
+A driver starts sessions and acts on them by reference. A reference is a host, a session and a generation:
+nothing in it is local, so the same calls can later go to another machine, and a call meant for a session that
+has been replaced never reaches its successor.
 
-Values here survive JSON. What a driver cannot do it says in ``capabilities`` before being asked.
+A driver states in ``capabilities`` what it cannot do. `sandkeep.host.reports` has the values it returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+from sandkeep.host.reports import (
+    CheckpointReport,
+    FileChange,
+    FileLines,
+    FileStat,
+    ProcessRecord,
+    SessionOrigin,
+    SessionState,
+    Usage,
+)
 from sandkeep.host.rootfs import Rootfs
-from sandkeep.supervisor.outputlog import Item
+from sandkeep.shared.outputlog import Item
 
 
 class SessionRef(NamedTuple):
-    """Names one session for good."""
+    """Names one session on one host, for ever."""
 
     host: str
     session: str
@@ -27,9 +37,9 @@ class SessionRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of a session. ``None`` is no limit.
+    """Resource limits of a session. ``None`` means unlimited.
 
-    Those named in ``explicit`` were asked for and are enforced or refused; the others are defaults, enforced
+    A limit named in ``explicit`` was asked for and is enforced or refused; the others are defaults, enforced
     where the machine can and reported where it cannot.
     """
 
@@ -52,76 +62,45 @@ class SessionSpec:
     """The layer the root filesystem was composed from, so that it is not deleted under the session."""
     limits: Limits = field(default_factory=Limits)
     deadline_ms: int | None = None
+    timeout_ms: int | None = None
+    """How long that is from now. Later changes are measured from it, however the wall clock is set."""
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     cwd: str | None = None
+    home: str | None = None
+    """The default user's home directory, if not the one in the image's accounts."""
     hostname: str = "sandbox"
     volatile: bool = False
-    """Nothing will be kept: let the kernel skip making the session's files durable."""
+    """Its files are not kept: the kernel may skip making them durable."""
     accept: frozenset[str] = frozenset()
-    """Barriers the operator agreed to do without where the machine cannot build them."""
+    """Barriers that may be absent where the machine cannot build them, by the operator's consent."""
     shm_bytes: int = 64 << 20
     log_cap_bytes: int = 128 << 20
-
-    def to_json(self) -> dict[str, Any]:
-        limits = {
-            "memory": self.limits.memory_bytes,
-            "cpu": self.limits.cpus,
-            "pids": self.limits.pids,
-            "disk": self.limits.disk_bytes,
-        }
-        return {
-            "session": self.session,
-            "generation": self.generation,
-            "image": self.rootfs.image,
-            "layer": self.layer,
-            "rootfs": self.rootfs.to_json(),
-            "limits": {part: [value, part in self.limits.explicit] for part, value in limits.items()},
-            "deadline_ms": self.deadline_ms,
-            "env": dict(self.env),
-            "user": self.user or self.rootfs.defaults.user,
-            "cwd": self.cwd or self.rootfs.defaults.cwd,
-            "hostname": self.hostname,
-            "volatile": self.volatile,
-            "accept": sorted(self.accept),
-            "shm_bytes": self.shm_bytes,
-            "log_cap_bytes": self.log_cap_bytes,
-        }
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to run. Follows ``subprocess``: an argument vector, no shell."""
+    """A process to start. Follows ``subprocess``: an argument vector, no shell."""
 
     process: str
     argv: tuple[str, ...]
     cwd: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """``None`` removes a variable of the session."""
     user: str | int | None = None
     root: bool = False
     stdin: bool = False
     """Keep standard input open for ``write_stdin``; otherwise it is empty."""
+    stderr: Literal["stdout"] | None = None
+    """``stdout``: one pipe for both streams."""
     pty: tuple[int, int] | None = None
     """Rows and columns of a terminal to run in."""
     kill_after_ms: int | None = None
-    """After this long the process and every descendant of it die."""
+    """After this long the driver kills the process and its descendants."""
+    grace_ms: int | None = None
+    """Then they get SIGTERM first, and SIGKILL this much later."""
     rlimits: Mapping[str, int] = field(default_factory=dict)
     log_cap_bytes: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "process": self.process,
-            "argv": list(self.argv),
-            "cwd": self.cwd,
-            "env": dict(self.env),
-            "user": self.user,
-            "root": self.root,
-            "stdin": "pipe" if self.stdin else "closed",
-            "pty": list(self.pty) if self.pty else None,
-            "kill_after_ms": self.kill_after_ms,
-            "rlimits": dict(self.rlimits),
-            "log_cap_bytes": self.log_cap_bytes,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +117,71 @@ class Capabilities:
     """Per resource: empty when it can be enforced, otherwise why not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A session that has been started."""
+
+    state: SessionState
+    listeners: tuple[int, ...] = ()
+    """As ``Driver.listeners`` returns them, if they were asked for; the caller owns them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """As whom a file operation is done, and where relative paths start."""
+
+    user: str | int | None = None
+    """By default the session's default user."""
+    root: bool = False
+    cwd: str | None = None
+    """By default the session's working directory."""
+
+
+DEFAULT_ACTING = Acting()
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How a file is written."""
+
+    mode: int | None = None
+    parents: bool = False
+    """Make missing directories."""
+    append: bool = False
+    exclusive: bool = False
+    """Fail if the file exists."""
+    size: int | None = None
+    """How many bytes will come, if that is known."""
+
+
+class ProcessHandle(Protocol):
+    """A process that was started through this driver object.
+
+    It has at hand what the host announces about the process, so that the first output and the exit arrive
+    without another request. A process that was started earlier is reached by its id, through the `Driver`.
+    """
+
+    record: ProcessRecord
+    """As it was when the process had started."""
+
+    async def wait(self) -> ProcessRecord:
+        """Return the record once the process has ended, as ``Driver.wait_process``."""
+
+    def output(self, *, offset: int = 0, follow: bool = True) -> AsyncIterator[Item]:
+        """Yield what the process prints, as ``Driver.output``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostWarning:
+    """Something about a host that its operator should know."""
+
+    what: str
+    why: str
+    hint: str
+
+
 class Download(Protocol):
-    """A file of a session, open: sent to a socket if it has a ``length``, otherwise taken in pieces."""
+    """An open file of a session: sent to a socket if it has a ``length``, otherwise read in chunks."""
 
     length: int | None
 
@@ -149,12 +191,78 @@ class Download(Protocol):
 
 
 class Upload(Protocol):
-    """A file of a session, open for content on a socket. It appears when all of that is there."""
+    """A file of a session, open for content on a socket. It appears once all of the content is there."""
 
     @property
     def answered(self) -> bool: ...
-    async def receive_from(self, fd: int, *, left: int, first: bytes) -> dict[str, Any]: ...
+
+    async def receive_from(self, fd: int, *, left: int, first: bytes) -> int:
+        """Write ``first`` and then ``left`` bytes of a socket; return how many bytes were written."""
+
     def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """The files of one running session."""
+
+    async def stat(self, path: str, acting: Acting = ..., *, follow: bool = True) -> FileStat: ...
+    async def list(self, path: str, acting: Acting = ...) -> Sequence[FileStat]: ...
+    async def mkdir(
+        self, path: str, acting: Acting = ..., *, mode: int = 0o755, parents: bool = False
+    ) -> None: ...
+    async def rename(self, path: str, target: str, acting: Acting = ..., *, replace: bool = True) -> None: ...
+    async def remove(
+        self, path: str, acting: Acting = ..., *, recursive: bool = False, missing_ok: bool = False
+    ) -> None: ...
+    async def symlink(self, path: str, target: str, acting: Acting = ...) -> None: ...
+    async def readlink(self, path: str, acting: Acting = ...) -> str: ...
+    async def realpath(self, path: str, acting: Acting = ..., *, strict: bool = False) -> str: ...
+    async def chmod(self, path: str, mode: int, acting: Acting = ...) -> None: ...
+    async def copy(self, path: str, target: str, acting: Acting = ..., *, parents: bool = False) -> int:
+        """Copy a file; return its size."""
+
+    async def write(
+        self,
+        path: str,
+        data: AsyncIterable[bytes],
+        acting: Acting = ...,
+        options: WriteOptions = ...,
+    ) -> int:
+        """Replace a file by what ``data`` yields, all of it or nothing; return the number of bytes."""
+
+    async def extract(
+        self, path: str, data: AsyncIterable[bytes], acting: Acting = ..., *, keep_owner: bool = False
+    ) -> int:
+        """Unpack a tar archive, plain or gzip, below ``path``; return the number of entries."""
+
+    async def open_read(
+        self,
+        path: str,
+        acting: Acting = ...,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        direct: bool = False,
+    ) -> Download:
+        """Open a file to read it; ``direct`` if the content of a large one can go to a socket."""
+
+    async def lines(
+        self, path: str, acting: Acting = ..., *, start: int, limit: int, max_bytes: int
+    ) -> FileLines:
+        """Return ``limit`` lines from line ``start``, the first being 1, as far as ``max_bytes`` allow."""
+
+    async def open_write(self, path: str, acting: Acting = ..., options: WriteOptions = ...) -> Upload | None:
+        """Open a file to write content that is on a socket; ``None`` where that is not possible."""
+
+    def archive(
+        self, paths: Sequence[str], acting: Acting = ..., *, ignore: Sequence[str] = ()
+    ) -> AsyncIterator[bytes]:
+        """Yield a tar archive of files and trees."""
+
+    def watch(
+        self, path: str, acting: Acting = ..., *, recursive: bool = True
+    ) -> AsyncIterator[Sequence[FileChange]]:
+        """Yield changes below a directory, in batches; the first, empty batch says that watching began."""
 
 
 class Driver(Protocol):
@@ -162,41 +270,110 @@ class Driver(Protocol):
 
     host: str
 
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
+    async def start(self) -> None:
+        """Make the host ready for sessions, if it is not."""
+
+    async def close(self) -> None:
+        """Disconnect. Sessions stay."""
+
     def capabilities(self) -> Capabilities: ...
 
-    async def create(self, spec: SessionSpec, *, network: bool = False) -> dict[str, Any]: ...
-    async def state(self, ref: SessionRef) -> dict[str, Any]: ...
-    async def stop(self, ref: SessionRef, *, reason: str, grace_ms: int = 0) -> dict[str, Any]: ...
-    async def wait_stopped(self, ref: SessionRef) -> dict[str, Any]: ...
-    async def set_deadline(self, ref: SessionRef, deadline_ms: int | None) -> None: ...
-    async def usage(self, ref: SessionRef) -> dict[str, Any]: ...
+    def warnings(self) -> Sequence[HostWarning]:
+        """Return what the operator should know about this host, once the driver has started."""
+
+    # --- sessions
+
+    async def create(self, spec: SessionSpec, *, network: bool = False) -> Created:
+        """Start a session, with every barrier and limit in force; ``network`` if listeners are wanted.
+
+        Raises `WrongState` if there has been a session of that id. On any error nothing of it is left.
+        """
+
+    async def state(self, ref: SessionRef) -> SessionState:
+        """Return the state of a session, running or ended. Raises `NotFound` if the host has none of it."""
+
+    async def stop(self, ref: SessionRef, *, reason: str, grace_ms: int = 0) -> SessionState:
+        """End a session and everything in it; return its final state. Can be repeated."""
+
+    async def wait_stopped(self, ref: SessionRef) -> SessionState:
+        """Return the final state of a session once it has ended."""
+
+    async def set_deadline(
+        self, ref: SessionRef, deadline_ms: int | None, *, timeout_ms: int | None = None
+    ) -> int | None:
+        """Change when a session ends; return that time by the wall clock.
+
+        ``timeout_ms``, the whole time it has from its start, counts before ``deadline_ms``.
+        """
+
+    async def usage(self, ref: SessionRef) -> Usage: ...
     async def freeze(self, ref: SessionRef) -> None: ...
     async def thaw(self, ref: SessionRef) -> None: ...
-    async def checkpoint(self, ref: SessionRef, destination: str) -> dict[str, Any]: ...
-    async def forget(self, ref: SessionRef) -> None: ...
-    async def sessions(self) -> list[SessionRef]: ...
 
-    async def listeners(self, ref: SessionRef) -> list[int]: ...
-    async def sockets(self, ref: SessionRef, *, count: int, family: int) -> list[int]: ...
+    async def checkpoint(self, ref: SessionRef, destination: str) -> CheckpointReport:
+        """Copy the files that a running session wrote to a directory that does not exist yet."""
 
-    async def start_process(self, ref: SessionRef, spec: ProcessSpec) -> dict[str, Any]: ...
-    async def process(self, ref: SessionRef, process: str) -> dict[str, Any]: ...
-    async def processes(self, ref: SessionRef) -> list[dict[str, Any]]: ...
-    async def wait_process(self, ref: SessionRef, process: str) -> dict[str, Any]: ...
-    async def signal(self, ref: SessionRef, number: int, process: str | None = None) -> None: ...
+    async def forget(self, ref: SessionRef) -> None:
+        """Return once nothing of an ended session is in use, so that its files can be moved or deleted."""
+
+    async def sessions(self) -> Sequence[SessionRef]:
+        """Return every session that this host has something of, running or not."""
+
+    async def origin(self, ref: SessionRef) -> SessionOrigin | None:
+        """Return what a session was started with; ``None`` once its files are published or discarded.
+
+        Raises `LayerError` if the host's record of it is damaged.
+        """
+
+    # --- network
+
+    async def listeners(self, ref: SessionRef) -> Sequence[int]:
+        """Return descriptors that a session's traffic arrives at, and the leash to its supervisor.
+
+        The caller owns them. Raises `HostCannot` if the session has no network.
+        """
+
+    # --- processes
+
+    async def start_process(self, ref: SessionRef, spec: ProcessSpec) -> ProcessHandle:
+        """Start a process.
+
+        Raises `InvalidRequest` about the field ``process`` if there is or was one of that id.
+        """
+
+    async def process(self, ref: SessionRef, process_id: str) -> ProcessRecord: ...
+    async def processes(self, ref: SessionRef) -> Sequence[ProcessRecord]: ...
+
+    async def wait_process(self, ref: SessionRef, process_id: str) -> ProcessRecord:
+        """Return the record of a process once it has ended."""
+
+    async def signal(
+        self, ref: SessionRef, number: int, process_id: str | None = None, *, grace_ms: int | None = None
+    ) -> None:
+        """Send a signal to a process's group, or to every process of the session.
+
+        ``grace_ms``: so much later SIGKILL follows, for the process and every descendant that is left.
+        """
+
     async def write_stdin(
-        self, ref: SessionRef, process: str, data: bytes, *, offset: int | None = None, close: bool = False
-    ) -> int: ...
-    async def resize(self, ref: SessionRef, process: str, *, rows: int, columns: int) -> None: ...
-    def output(
-        self, ref: SessionRef, process: str, *, offset: int = 0, follow: bool = True
-    ) -> AsyncIterator[Item]: ...
+        self, ref: SessionRef, process_id: str, data: bytes, *, offset: int | None = None, close: bool = False
+    ) -> int:
+        """Give a process input; return the total it has accepted, once it has taken this piece."""
 
-    async def files(self, ref: SessionRef, operation: str, **arguments: Any) -> dict[str, Any]: ...
-    async def open_read(self, ref: SessionRef, path: str, *, direct: bool, **arguments: Any) -> Download: ...
-    async def open_write(self, ref: SessionRef, path: str, **arguments: Any) -> Upload | None: ...
-    def read_file(self, ref: SessionRef, path: str, **arguments: Any) -> AsyncIterator[bytes]: ...
-    def watch(self, ref: SessionRef, path: str, **arguments: Any) -> AsyncIterator[list[dict[str, Any]]]: ...
-    def archive(self, ref: SessionRef, paths: list[str], **arguments: Any) -> AsyncIterator[bytes]: ...
+    async def resize(self, ref: SessionRef, process_id: str, *, rows: int, columns: int) -> None: ...
+
+    def has_output(self, ref: SessionRef, process_id: str) -> bool:
+        """Whether the output of a process can be read: that of an ended session may be deleted."""
+
+    def output(
+        self, ref: SessionRef, process_id: str, *, offset: int = 0, follow: bool = True
+    ) -> AsyncIterator[Item]:
+        """Yield what a process printed, from any offset.
+
+        With ``follow`` until it has ended; without, what is there now, including what its children have
+        written since it ended.
+        """
+
+    # --- files
+
+    def files(self, ref: SessionRef) -> Files: ...

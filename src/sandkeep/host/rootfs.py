@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
+
+HOME: Final = "/home/sandbox"
+WORK: Final = "/workspace"
+"""The default user's home and working directory, for sandkeep's own clients."""
+VENDOR_HOME: Final = "/vercel"
+VENDOR_WORK: Final = "/vercel/sandbox"
+"""The same for official clients of the vendor, which expect these."""
 
 Flavour = Literal["trusted", "user"]
 """Which extended attributes an overlay reads: ``trusted.overlay.*`` or, rootless, ``user.overlay.*``."""
@@ -30,19 +37,20 @@ class Slot:
     name: str
     target: str
     lowers: tuple[Lower, ...]
-    """Topmost first. None for a drive nobody has written to."""
+    """Topmost first. Empty for a drive that was never written to."""
     drive: bool = False
     """Its place inside is made when missing, and a new upper belongs to the default user."""
     read_only: bool = False
+    room_bytes: int | None = None
+    """How much a session may write to it; ``None``: as much as there is room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A host directory shown inside at ``target``."""
+    """A host directory shown inside at ``target``, read-only."""
 
     source: str
     target: str
-    read_only: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +58,12 @@ class ImageDefaults:
     """What an image says about running things in it."""
 
     user: str = "sandbox"
-    cwd: str = "/vercel/sandbox"
+    cwd: str = WORK
     env: Mapping[str, str] = field(default_factory=dict)
+    own_cwd: bool = False
+    """Whether ``cwd`` was chosen by the image's author."""
+    home: str | None = None
+    """The home its author chose for the default user, where that is not the account's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +89,17 @@ class Rootfs:
                     "lowers": [[low.path, low.store] for low in s.lowers],
                     "drive": s.drive,
                     "read_only": s.read_only,
+                    "room_bytes": s.room_bytes,
                 }
                 for s in self.slots
             ],
-            "binds": [[b.source, b.target, b.read_only] for b in self.binds],
+            "binds": [[b.source, b.target] for b in self.binds],
             "defaults": {
                 "user": self.defaults.user,
                 "cwd": self.defaults.cwd,
                 "env": dict(self.defaults.env),
+                "own_cwd": self.defaults.own_cwd,
+                "home": self.defaults.home,
             },
             "host_key": self.host_key,
         }
@@ -101,10 +116,19 @@ class Rootfs:
                     tuple(Lower(path, store) for path, store in s["lowers"]),
                     s.get("drive", False),
                     s.get("read_only", False),
+                    s.get("room_bytes"),
                 )
                 for s in body["slots"]
             ),
-            binds=tuple(Bind(*bind) for bind in body["binds"]),
+            binds=tuple(Bind(*bind[:2]) for bind in body["binds"]),
             defaults=ImageDefaults(**body["defaults"]),
             host_key=body["host_key"],
         )
+
+
+class Composed(NamedTuple):
+    """An image with a chain of layers on top, ready to be mounted."""
+
+    rootfs: Rootfs
+    warnings: tuple[str, ...]
+    """What the sandbox's user should know about it."""

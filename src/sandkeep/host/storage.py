@@ -1,4 +1,8 @@
-"""Images and layers for callers on an event loop: a thin client of the worker process."""
+"""Images and layers for callers on an event loop: a typed client of the worker process.
+
+Each method of `Storage` is one operation of `sandkeep.host.worker.Worker`, with the same name and the same
+parameters; a test compares the two. JSON exists between the two processes only.
+"""
 
 from __future__ import annotations
 
@@ -6,100 +10,364 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
-from sandkeep.errors import SandkeepError, TransportError, from_json
-from sandkeep.host.control import read_frame
-from sandkeep.host.rootfs import Rootfs
-from sandkeep.supervisor import protocol
+import msgspec
 
-Progress = Callable[[str, int, int], None]
-"""What is being done, how much of it, of how much."""
+from sandkeep.errors import NotFound, TransportError
+from sandkeep.host.channel import Channel
+from sandkeep.host.images.allowance import UNLIMITED, Allowance
+from sandkeep.host.images.image import Image, ImportKind
+from sandkeep.host.images.registry import Progress
+from sandkeep.host.images.transport import OPERATOR, Access
+from sandkeep.host.layers.marks import KEPT_MS
+from sandkeep.host.layers.sessions import SpecOutline
+from sandkeep.host.layers.values import Doubt, DriveContent, Examined, Layer, Recovered, Swept
+from sandkeep.host.rootfs import Composed
+from sandkeep.linux.overlay import Way
+
+T = TypeVar("T")
+
+
+class _WorkerEnded(Exception):
+    """The worker died with a request in hand, or before it received one. Callers get a `TransportError`."""
 
 
 class Spawner(Protocol):
-    """Whoever can run a program where sandboxes' files are accessible."""
+    """Runs a program where the files of sandboxes are accessible."""
 
     data_dir: str
     mode: Any
+    way: Way | None
+    """How overlays are mounted; if ``None``, the worker finds out itself."""
 
     async def start(self) -> None: ...
     def spawn(self, argv: list[str], fd: int, environment: dict[str, str]) -> None: ...
 
 
 class Storage:
-    """One worker process, started when first needed and again should it have died."""
+    """One worker process, started when first needed and again after it died.
+
+    Every operation can be repeated from its beginning after the worker died in the middle of it. So a request
+    that a worker died with is sent once more, to its successor: callers notice only when that one dies too.
+    """
 
     def __init__(self, spawner: Spawner) -> None:
         self._spawner = spawner
-        self._writer: asyncio.StreamWriter | None = None
-        self._pump: asyncio.Task[None] | None = None
+        self._channel: Channel | None = None
         self._connecting = asyncio.Lock()
-        self._waiting: dict[int, tuple[asyncio.Future[dict[str, Any]], Progress | None]] = {}
-        self._next = 0
 
     async def close(self) -> None:
-        """Let the worker go; it finishes what it has begun."""
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
-        self._drop(TransportError("closed"))
+        """Disconnect from the worker, which finishes its requests and ends."""
+        if self._channel is not None:
+            self._channel.drop(TransportError("closed"))
 
-    async def call(self, op: str, *, progress: Progress | None = None, **arguments: Any) -> dict[str, Any]:
-        async with self._connecting:
-            if self._writer is None:
-                await self._start()
-            assert self._writer is not None
-            self._next += 1
-            number = self._next
-            future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-            self._waiting[number] = (future, progress)
-            self._writer.write(protocol.encode({"id": number, "op": op, "arguments": arguments}))
-        try:
-            return await future
-        finally:
-            self._waiting.pop(number, None)
+    # --- images ------------------------------------------------------------------------------------------
 
     async def rootfs(
-        self, image: str, *, layer: str | None = None, progress: Progress | None = None
-    ) -> tuple[Rootfs, list[str]]:
-        """A root filesystem ready to be mounted, and warnings its user should see."""
-        answer = await self.call("rootfs", image=image, layer=layer, progress=progress)
-        return Rootfs.from_json(answer["rootfs"]), answer["warnings"]
+        self,
+        image: str,
+        *,
+        layer_id: str | None = None,
+        project_id: str | None = None,
+        progress: Progress | None = None,
+    ) -> Composed:
+        """Return an image with a layer's chain on top, ready to be mounted.
 
-    async def _start(self) -> None:
+        With ``project_id`` the image must be one that this project may use; without, it is found by its id.
+        """
+        return await self._call(
+            Composed, "rootfs", progress, image=image, layer_id=layer_id, project_id=project_id
+        )
+
+    async def get_image(
+        self, image: str, *, project_id: str | None = None, progress: Progress | None = None
+    ) -> Image:
+        """Return an image by its name in a project, or by its id; build the image ``host`` if need be."""
+        return await self._call(Image, "get_image", progress, image=image, project_id=project_id)
+
+    async def list_images(self, *, project_id: str | None = None) -> list[Image]:
+        """Return the images that a project may use, or all of them."""
+        return await self._call(list[Image], "list_images", project_id=project_id)
+
+    async def remove_image(self, image: str, *, project_id: str | None = None) -> None:
+        """Remove a name of an image and, with its last name, the image."""
+        await self._send("remove_image", missing_ok=True, image=image, project_id=project_id)
+
+    async def sweep_images(self) -> None:
+        """Delete what interrupted pulls and imports left."""
+        await self._send("sweep_images")
+
+    async def pull_image(
+        self,
+        reference: str,
+        *,
+        platform: str | None = None,
+        auth: tuple[str, str] | None = None,
+        access: Access = OPERATOR,
+        project_id: str | None = None,
+        allowance: Allowance = UNLIMITED,
+        progress: Progress | None = None,
+    ) -> Image:
+        """Fetch an image from a registry, for a project or for every project of the machine."""
+        return await self._call(
+            Image,
+            "pull_image",
+            progress,
+            reference=reference,
+            platform=platform,
+            auth=auth,
+            access=access,
+            project_id=project_id,
+            allowance=allowance,
+        )
+
+    async def import_image(
+        self, path: str, *, kind: ImportKind, name: str, reference: str | None = None
+    ) -> Image:
+        """Make an image from a directory or archive; ``reference`` selects one of several in an archive."""
+        return await self._call(Image, "import_image", path=path, kind=kind, name=name, reference=reference)
+
+    # --- making layers: by one rename at the end, under an id that the caller chose ------------------------
+
+    async def publish_layer(
+        self,
+        session_id: str,
+        *,
+        layer_id: str,
+        parent_id: str | None,
+        image: str,
+        host_key: str | None = None,
+        holder: str | None = None,
+    ) -> Layer:
+        """Make the files that an ended session wrote a layer, referred to by ``holder``."""
+        return await self._call(
+            Layer,
+            "publish_layer",
+            session_id=session_id,
+            layer_id=layer_id,
+            parent_id=parent_id,
+            image=image,
+            host_key=host_key,
+            holder=holder,
+        )
+
+    async def publish_slot(
+        self,
+        session_id: str,
+        slot: str,
+        *,
+        layer_id: str,
+        parent_id: str | None,
+        image: str,
+        holder: str | None = None,
+    ) -> bool:
+        """Make one slot of an ended session a layer, to keep a drive's content; return whether it changed."""
+        return await self._call(
+            bool,
+            "publish_slot",
+            session_id=session_id,
+            slot=slot,
+            layer_id=layer_id,
+            parent_id=parent_id,
+            image=image,
+            holder=holder,
+        )
+
+    async def copy_directory(self, layer_id: str) -> str:
+        """Return the directory that a checkpoint for ``adopt_layer`` has to be copied to."""
+        return await self._call(str, "copy_directory", layer_id=layer_id)
+
+    async def discard_copy(self, layer_id: str) -> None:
+        """Delete a checkpoint copy that is not going to be adopted."""
+        await self._send("discard_copy", layer_id=layer_id)
+
+    async def adopt_layer(
+        self,
+        layer_id: str,
+        *,
+        parent_id: str | None,
+        image: str,
+        host_key: str | None = None,
+        holder: str | None = None,
+    ) -> Layer:
+        """Make the finished checkpoint copy at ``copy_directory`` a layer, referred to by ``holder``."""
+        return await self._call(
+            Layer,
+            "adopt_layer",
+            layer_id=layer_id,
+            parent_id=parent_id,
+            image=image,
+            host_key=host_key,
+            holder=holder,
+        )
+
+    # --- layers ------------------------------------------------------------------------------------------
+
+    async def list_layers(self) -> list[Layer]:
+        """Return every layer that can be read."""
+        return await self._call(list[Layer], "list_layers")
+
+    async def drive_content(self, layer_id: str, *, sized: bool = False) -> DriveContent:
+        """Return where the content of a drive is, and with ``sized`` how much it takes on disk."""
+        return await self._call(DriveContent, "drive_content", layer_id=layer_id, sized=sized)
+
+    async def has_directory(self, layer_id: str, path: str) -> bool:
+        """Return whether a layer itself, not one below it, has a directory at ``path`` inside a sandbox."""
+        return await self._call(bool, "has_directory", layer_id=layer_id, path=path)
+
+    async def measure_layer(self, layer_id: str) -> int:
+        """Return how many bytes a layer takes on disk, and record it."""
+        return await self._call(int, "measure_layer", layer_id=layer_id)
+
+    async def sync_layer(self, layer_id: str) -> Layer:
+        """Return a layer once it and every layer below it survive loss of power."""
+        return await self._call(Layer, "sync_layer", layer_id=layer_id)
+
+    async def fold_layers(self, tip_id: str, *, image: str | None, max_depth: int) -> int:
+        """Fold a chain that is longer than ``max_depth``; return its length.
+
+        ``image`` is the image that the chain stands on; ``None`` for a drive's.
+        """
+        return await self._call(int, "fold_layers", tip_id=tip_id, image=image, max_depth=max_depth)
+
+    async def collect_layers(
+        self, *, parents: Mapping[str, str | None] | None = None, keep_ms: int = KEPT_MS
+    ) -> Swept:
+        """Delete layers without references, and images of the host that nothing uses.
+
+        ``parents`` says what layers stand on whose own record is damaged or missing. A layer that lost its
+        references by accident is kept for ``keep_ms``.
+        """
+        return await self._call(Swept, "collect_layers", parents=parents, keep_ms=keep_ms)
+
+    async def recover_layers(self) -> Recovered:
+        """Finish or undo what a crash interrupted."""
+        return await self._call(Recovered, "recover_layers")
+
+    async def examine_layers(self) -> Examined:
+        """Return which layers there are and which of them are damaged. Changes nothing."""
+        return await self._call(Examined, "examine_layers")
+
+    async def repair_layer(
+        self, layer_id: str, *, parent_id: str | None, image: str, host_key: str | None, created_ms: int
+    ) -> bool:
+        """Write the record of a damaged layer anew; return whether that was possible."""
+        return await self._call(
+            bool,
+            "repair_layer",
+            layer_id=layer_id,
+            parent_id=parent_id,
+            image=image,
+            host_key=host_key,
+            created_ms=created_ms,
+        )
+
+    # --- references to layers ----------------------------------------------------------------------------
+
+    async def hold_layer(self, layer_id: str, holder: str) -> None:
+        """Add a reference to a layer: it is not deleted before ``holder`` releases it."""
+        await self._send("hold_layer", layer_id=layer_id, holder=holder)
+
+    async def release_layer(self, layer_id: str, holder: str) -> None:
+        """Remove a reference, if there is one."""
+        await self._send("release_layer", layer_id=layer_id, holder=holder)
+
+    async def release_layers(self, holds: Sequence[tuple[str, str]]) -> None:
+        """Remove several references: each a layer's id and a holder."""
+        await self._send("release_layers", holds=holds)
+
+    async def release_holder(self, holder: str) -> None:
+        """Remove every reference of one holder."""
+        await self._send("release_holder", holder=holder)
+
+    async def layer_holders(self) -> dict[str, tuple[str, ...]]:
+        """Return the holders of each layer, by the layer's id."""
+        return await self._call(dict[str, tuple[str, ...]], "layer_holders")
+
+    async def restore_holds(self, holds: Mapping[str, str]) -> list[str]:
+        """Add the references that should exist, by holder; return the ids of layers that lacked theirs."""
+        return await self._call(list[str], "restore_holds", holds=holds)
+
+    async def doubt_hold(self, layer_id: str, holder: str, *, keep_ms: int) -> Doubt:
+        """End a reference whose holder is unknown, ``keep_ms`` after the first call for it."""
+        return await self._call(Doubt, "doubt_hold", layer_id=layer_id, holder=holder, keep_ms=keep_ms)
+
+    # --- what sessions leave -----------------------------------------------------------------------------
+
+    async def discard_slot(self, session_id: str, slot: str) -> None:
+        """Delete one slot of an ended session, so that it does not become part of a layer."""
+        await self._send("discard_slot", session_id=session_id, slot=slot)
+
+    async def discard_session(self, session_id: str) -> None:
+        """Delete the files that an ended session wrote; its records and output stay."""
+        await self._send("discard_session", session_id=session_id)
+
+    async def remove_session(self, session_id: str) -> None:
+        """Delete everything of an ended session, records and output included."""
+        await self._send("remove_session", session_id=session_id)
+
+    async def set_session_aside(self, session_id: str) -> int | None:
+        """Return since when an unknown session is set aside, in milliseconds; ``None``: since this call."""
+        return await self._call(int | None, "set_session_aside", session_id=session_id)  # type: ignore[arg-type]
+
+    async def restore_specs(self, specs: Sequence[SpecOutline]) -> list[str]:
+        """Write damaged specifications of running sessions anew; return the ids of those sessions."""
+        return await self._call(list[str], "restore_specs", specs=specs)
+
+    # --- the worker process ------------------------------------------------------------------------------
+
+    async def _call(
+        self, result: type[T], operation: str, progress: Progress | None = None, **arguments: Any
+    ) -> T:
+        return msgspec.convert(await self._send(operation, progress=progress, **arguments), result)
+
+    async def _send(
+        self, operation: str, *, progress: Progress | None = None, missing_ok: bool = False, **arguments: Any
+    ) -> Any:
+        """Do one operation. With ``missing_ok``, ``NotFound`` means done if a first worker died doing it."""
+        plain = msgspec.to_builtins(arguments)
+        try:
+            return await self._request(operation, progress, plain)
+        except _WorkerEnded:
+            pass
+        try:
+            return await self._request(operation, progress, plain)
+        except _WorkerEnded as error:
+            raise TransportError(str(error), hint="the request can be repeated") from error
+        except NotFound:
+            if not missing_ok:
+                raise
+            return None
+
+    async def _request(self, operation: str, progress: Progress | None, arguments: dict[str, Any]) -> Any:
+        async with self._connecting:
+            if self._channel is None or not self._channel.open:
+                self._channel = await self._start()
+            channel = self._channel
+        return await channel.request({"op": operation, "arguments": arguments}, progress=progress)
+
+    async def _start(self) -> Channel:
         await self._spawner.start()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         script = os.path.join(os.path.dirname(__file__), "start_worker.py")
         argv = [sys.executable, "-I", script, self._spawner.data_dir, self._spawner.mode]
-        with theirs:
-            self._spawner.spawn(argv, theirs.fileno(), dict(os.environ))
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
-        self._pump = asyncio.create_task(self._read(reader), name="storage")
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+        argv += [self._spawner.way] if self._spawner.way else []
         try:
-            while True:
-                body, _ = await read_frame(reader)
-                future, progress = self._waiting.get(body["id"], (None, None)) if body else (None, None)
-                if body is None or future is None or future.done():
-                    continue
-                if "progress" in body:
-                    if progress is not None:
-                        progress(*body["progress"])
-                elif "error" in body:
-                    future.set_exception(from_json(body["error"]))
-                else:
-                    future.set_result(body["ok"])
-        except (asyncio.IncompleteReadError, OSError, protocol.ProtocolError):
-            self._drop(TransportError("the worker process ended", hint="the request can be repeated"))
+            with theirs:
+                self._spawner.spawn(argv, theirs.fileno(), dict(os.environ))
+        except OSError as error:
+            ours.close()
+            raise _WorkerEnded(f"the worker process cannot be started: {error.strerror}") from error
+        loop = asyncio.get_running_loop()
+        try:
+            _, channel = await loop.create_unix_connection(lambda: Channel(_ended), sock=ours)
+        except BaseException:  # the caller gave up while it was starting
+            ours.close()
+            raise
+        return channel
 
-    def _drop(self, error: SandkeepError) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        waiting, self._waiting = self._waiting, {}
-        for future, _ in waiting.values():
-            if not future.done():
-                future.set_exception(error)
+
+def _ended() -> _WorkerEnded:
+    return _WorkerEnded("the worker process ended")

@@ -1,236 +1,360 @@
 """The process that does bulk disk work: images, layers, and what ended sessions leave.
 
 It runs beside the zygote, in its namespaces, because rootless only a process in there has rights over the
-files of sandboxes. Callers talk to it through ``Storage``; here is the other end: requests come in as frames,
-each runs on a thread, answers and progress go back as they are ready.
+files of sandboxes. `sandkeep.host.storage.Storage` is its client, and says what each operation does. Requests
+arrive as frames and each runs on a thread; responses and progress are sent as they are ready.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
+import resource
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Lock
-from typing import Any, Final, NoReturn
+from types import MappingProxyType
+from typing import Any, Final, NoReturn, cast, get_args
 
-from sandkeep.errors import InternalError, InvalidRequest, SandkeepError, path_error
+from sandkeep.errors import InternalError, InvalidRequest, LayerError, NotFound, SandkeepError, path_error
+from sandkeep.host.images.allowance import UNLIMITED, Allowance
+from sandkeep.host.images.image import Image, ImportKind
+from sandkeep.host.images.registry import Progress
 from sandkeep.host.images.store import ImageStore
+from sandkeep.host.images.transport import OPERATOR, Access
+from sandkeep.host.layers.marks import KEPT_MS, Marks
+from sandkeep.host.layers.sessions import SpecOutline, restore_spec
 from sandkeep.host.layers.store import LayerStore
 from sandkeep.host.layers.tree import remove_tree
-from sandkeep.host.rootfs import Flavour, Rootfs, Slot
-from sandkeep.supervisor import protocol
-from sandkeep.supervisor.copying import own_attributes
+from sandkeep.host.layers.values import (
+    Doubt,
+    DriveContent,
+    Examined,
+    Layer,
+    Recovered,
+    Swept,
+    check_name,
+)
+from sandkeep.host.rootfs import Composed, Flavour, Rootfs, Slot
+from sandkeep.linux.overlay import Way
+from sandkeep.shared import protocol
+from sandkeep.shared.copying import own_attributes
 
 _THREADS: Final = 8
 _DEEPEST: Final = 200
-"""Layers a session is started on at most; folding is done before that, and ahead of time if all goes well."""
-Report = Callable[[str, int, int], None]
-"""Progress: what is being done, how much of it, of how much."""
+"""The longest chain of layers that a session is started on. The engine folds chains long before."""
 
 
 class Worker:
-    def __init__(self, data_dir: str, mode: Any) -> None:
+    """One public method per operation of `sandkeep.host.storage.Storage`, with the same parameters."""
+
+    def __init__(self, data_dir: str, mode: Any, way: Way | None = None) -> None:
+        """``way`` is how overlays are mounted, by default the newest that works."""
         self._data_dir = data_dir
-        self._images = ImageStore(data_dir, mode=mode)
+        self._images = ImageStore(data_dir, mode=mode, way=way)
         self._flavour: Flavour = "trusted" if mode == "root" else "user"
-        self._layers = LayerStore(data_dir, flavour=self._flavour)
+        self._layers = LayerStore(data_dir, flavour=self._flavour, way=way)
 
-    # --- root filesystems --------------------------------------------------------------------------------
+    # --- images ------------------------------------------------------------------------------------------
 
-    def rootfs(self, report: Report, *, image: str, layer: str | None) -> dict[str, Any]:
-        """An image with a layer's chain on top, ready to be mounted, and what to tell the user about it."""
-        found = self._image(image, report)
-        self._shorten(layer, found.rootfs())
-        composed = self._layers.compose(found.rootfs(), layer)
-        warnings = []
-        if layer is not None:
-            warning = self._images.warning_for(self._layers.get(layer).host_key)
-            warnings = [warning] if warning else []
-        return {"rootfs": composed.to_json(), "warnings": warnings}
+    def rootfs(
+        self,
+        image: str,
+        *,
+        layer_id: str | None = None,
+        project_id: str | None = None,
+        progress: Progress | None = None,
+    ) -> Composed:
+        base = self.get_image(image, project_id=project_id, progress=progress).rootfs()
+        self._fold_too_long(layer_id, base)
+        composed = self._layers.compose(base, layer_id)
+        warning = None
+        if layer_id is not None:
+            warning = self._images.warning_for(self._layers.get(layer_id).host_key)
+        return Composed(composed, () if warning is None else (warning,))
 
-    def _shorten(self, layer: str | None, rootfs: Rootfs) -> None:
-        """Fold a chain that grew quicker than anybody came to fold it, before it cannot be mounted."""
-        if layer is not None and self._layers.get(layer).depth > _DEEPEST:
-            self._layers.compact(layer, rootfs=rootfs)
+    def _fold_too_long(self, layer_id: str | None, rootfs: Rootfs) -> None:
+        """Fold a chain that grew faster than the engine folded it, before it is too long to be mounted."""
+        if layer_id is not None and self._layers.get(layer_id).depth > _DEEPEST:
+            self._layers.fold_to_depth(layer_id, rootfs=rootfs)
 
-    def _image(self, name: str, report: Report) -> Any:
-        return self._images.host(progress=report) if name == "host" else self._images.get(name)
+    def get_image(
+        self, image: str, *, project_id: str | None = None, progress: Progress | None = None
+    ) -> Image:
+        if image == "host":
+            return self._images.host(progress=progress)
+        return self._images.get(image, project=project_id)
 
-    def get_image(self, report: Report, *, image: str) -> dict[str, Any]:
-        return _plain(self._image(image, report))
+    def list_images(self, *, project_id: str | None = None) -> list[Image]:
+        return self._images.list(project=project_id)
 
-    def list_images(self, report: Report) -> dict[str, Any]:
-        return {"images": [_plain(image) for image in self._images.list()]}
+    def remove_image(self, image: str, *, project_id: str | None = None) -> None:
+        self._images.remove(image, project=project_id)
 
-    def remove_image(self, report: Report, *, image: str) -> dict[str, Any]:
-        self._images.remove(image)
-        return {}
+    def sweep_images(self) -> None:
+        self._images.sweep()
 
-    def pull_image(self, report: Report, *, reference: str, **options: Any) -> dict[str, Any]:
-        """Fetch from a registry; options: platform, auth, insecure."""
-        return _plain(self._images.pull(reference, progress=report, **options))
+    def pull_image(
+        self,
+        reference: str,
+        *,
+        platform: str | None = None,
+        auth: tuple[str, str] | None = None,
+        access: Access = OPERATOR,
+        project_id: str | None = None,
+        allowance: Allowance = UNLIMITED,
+        progress: Progress | None = None,
+    ) -> Image:
+        return self._images.pull(
+            reference,
+            platform=platform,
+            auth=auth,
+            access=access,
+            project=project_id,
+            allowance=allowance,
+            progress=progress,
+        )
 
-    def import_image(
-        self, report: Report, *, kind: str, path: str, name: str, **options: Any
-    ) -> dict[str, Any]:
-        importers: dict[str, Callable[..., Any]] = {
-            "directory": self._images.import_directory,
-            "tar": self._images.import_tar,
-            "oci-layout": self._images.import_oci_layout,
-            "docker-archive": self._images.import_docker_archive,
-        }
-        if kind not in importers:
-            raise InvalidRequest(f"kind is one of {', '.join(importers)}", field="kind")
-        return _plain(importers[kind](path, name=name, **options))
+    def import_image(self, path: str, *, kind: ImportKind, name: str, reference: str | None = None) -> Image:
+        match kind:
+            case "directory":
+                return self._images.import_directory(path, name=name)
+            case "tar":
+                return self._images.import_tar(path, name=name)
+            case "oci-layout":
+                return self._images.import_oci_layout(path, name=name, reference=reference)
+            case "docker-archive":
+                return self._images.import_docker_archive(path, name=name, tag=reference)
+        raise InvalidRequest(f"kind is one of {', '.join(get_args(ImportKind))}", field="kind")
 
-    # --- layers ------------------------------------------------------------------------------------------
+    # --- making layers -----------------------------------------------------------------------------------
 
-    def publish(self, report: Report, **arguments: Any) -> dict[str, Any]:
-        return _plain(self._layers.publish(arguments.pop("session"), **arguments))
+    def publish_layer(
+        self,
+        session_id: str,
+        *,
+        layer_id: str,
+        parent_id: str | None,
+        image: str,
+        host_key: str | None = None,
+        holder: str | None = None,
+    ) -> Layer:
+        return self._layers.publish(
+            session_id,
+            layer=layer_id,
+            parent=parent_id,
+            image=image,
+            host_key=host_key,
+            holder=holder,
+            on_record=True,
+        )
 
     def publish_slot(
-        self, report: Report, *, session: str, slot: str, parent: str | None, **arguments: Any
-    ) -> dict[str, Any]:
-        """Make one slot of an ended session a layer of its own: how a drive's content is kept.
+        self,
+        session_id: str,
+        slot: str,
+        *,
+        layer_id: str,
+        parent_id: str | None,
+        image: str,
+        holder: str | None = None,
+    ) -> bool:
+        """Move the slot to a session directory of its own first.
 
-        The slot is first moved to a session directory of its own, so that the rest of the session can become
-        a layer without it; from there everything is as for a session, repeatable at every step.
+        The rest of the session can then become a layer without it. From there everything is as for a session,
+        repeatable at every step.
         """
-        apart = f"{session}-{slot}"
-        source = f"{self._data_dir}/sessions/{session}/fs/{slot}"
+        apart = f"{session_id}-{slot}"
+        source = f"{self._data_dir}/sessions/{session_id}/fs/{slot}"
         target = f"{self._data_dir}/sessions/{apart}/fs"
         if os.path.isdir(source):
-            if parent is not None and self._unchanged(source, parent):
+            if parent_id is not None and self._unchanged(source, parent_id):
                 os.rmdir(source)
-                return {"published": False}
+                return False
             os.makedirs(target, mode=0o700, exist_ok=True)
             os.rename(source, f"{target}/root")
-        layer = self._layers.publish(apart, parent=parent, **arguments)
+        try:
+            self._layers.publish(
+                apart, layer=layer_id, parent=parent_id, image=image, holder=holder, on_record=True
+            )
+        except NotFound:
+            # An earlier attempt found it unchanged and removed it; or the session never had this slot.
+            return False
         remove_tree(f"{self._data_dir}/sessions/{apart}")
-        return {"published": True, "layer": _plain(layer)}
+        return True
 
-    def _unchanged(self, slot: str, parent: str) -> bool:
+    def _unchanged(self, slot: str, parent_id: str) -> bool:
         """Whether a drive's new layer would show just what is below: nothing in it, the same attributes."""
         if os.listdir(slot):
             return False
-        (below,) = self._layers.compose(self._drive(), parent).slots
+        try:
+            (below,) = self._layers.compose(self._drive(), parent_id).slots
+        except LayerError:
+            return False  # a layer below is damaged, which must not keep a session from ending
         now, before = os.stat(slot), os.stat(below.lowers[0].path)
         same = (now.st_mode, now.st_uid, now.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
         return same and own_attributes(slot) == own_attributes(below.lowers[0].path)
 
-    def discard_slot(self, report: Report, *, session: str, slot: str) -> dict[str, Any]:
-        """Keep one slot of an ended session out of the layer the rest of it may become."""
-        remove_tree(f"{self._data_dir}/sessions/{session}/fs/{slot}")
-        return {}
+    def copy_directory(self, layer_id: str) -> str:
+        return self._layers.copy_directory(layer_id)
 
-    def directories(self, report: Report, *, layer: str) -> dict[str, Any]:
-        """Where a drive's content is, topmost first."""
+    def discard_copy(self, layer_id: str) -> None:
+        self._layers.discard_copy(layer_id)
+
+    def adopt_layer(
+        self,
+        layer_id: str,
+        *,
+        parent_id: str | None,
+        image: str,
+        host_key: str | None = None,
+        holder: str | None = None,
+    ) -> Layer:
+        return self._layers.adopt(
+            layer=layer_id, parent=parent_id, image=image, host_key=host_key, holder=holder
+        )
+
+    # --- layers ------------------------------------------------------------------------------------------
+
+    def list_layers(self) -> list[Layer]:
+        return list(self._layers.list())
+
+    def drive_content(self, layer_id: str, *, sized: bool = False) -> DriveContent:
         drive = self._drive()
-        self._shorten(layer, drive)
-        (slot,) = self._layers.compose(drive, layer).slots
-        return {"directories": [lower.path for lower in slot.lowers]}
+        self._fold_too_long(layer_id, drive)
+        (slot,) = self._layers.compose(drive, layer_id).slots
+        size = sum(self._size(link) for link in self._layers.chain(layer_id)) if sized else None
+        return DriveContent(tuple(lower.path for lower in slot.lowers), size)
+
+    def _size(self, layer: Layer) -> int:
+        return self._layers.measure(layer.id) if layer.size_bytes is None else layer.size_bytes
 
     def _drive(self) -> Rootfs:
-        """What a drive's layers stand on: nothing."""
+        """Return the root filesystem that a drive's layers stand on: an empty one."""
         return Rootfs("drive", self._flavour, (Slot("root", "/", ()),))
 
-    def copy_directory(self, report: Report, *, layer: str) -> dict[str, Any]:
-        return {"directory": self._layers.copy_directory(layer)}
+    def has_directory(self, layer_id: str, path: str) -> bool:
+        directory = self._layers.get(layer_id).directory
+        return os.path.isdir(f"{self._data_dir}/layers/{layer_id}/{directory}/root{path}")
 
-    def discard_copy(self, report: Report, *, layer: str) -> dict[str, Any]:
-        self._layers.discard_copy(layer)
-        return {}
+    def measure_layer(self, layer_id: str) -> int:
+        return self._layers.measure(layer_id)
 
-    def adopt(self, report: Report, **arguments: Any) -> dict[str, Any]:
-        return _plain(self._layers.adopt(**arguments))
+    def sync_layer(self, layer_id: str) -> Layer:
+        return self._layers.sync(layer_id)
 
-    def list_layers(self, report: Report) -> dict[str, Any]:
-        return {"layers": [_plain(layer) for layer in self._layers.list()]}
+    def fold_layers(self, tip_id: str, *, image: str | None, max_depth: int) -> int:
+        rootfs = self._drive() if image is None else self.get_image(image).rootfs()
+        return self._layers.fold_to_depth(tip_id, rootfs=rootfs, max_depth=max_depth).depth
 
-    def hold(self, report: Report, *, layer: str, holder: str) -> dict[str, Any]:
-        self._layers.hold(layer, holder)
-        return {}
+    def collect_layers(
+        self, *, parents: Mapping[str, str | None] | None = None, keep_ms: int = KEPT_MS
+    ) -> Swept:
+        swept = self._layers.sweep(parents=parents, keep_ms=keep_ms)
+        self._images.collect()
+        return swept
 
-    def release(self, report: Report, *, layer: str, holder: str) -> dict[str, Any]:
-        self._layers.release(layer, holder)
-        return {}
+    def recover_layers(self) -> Recovered:
+        return self._layers.recover()
 
-    def release_all(self, report: Report, *, holder: str) -> dict[str, Any]:
+    def examine_layers(self) -> Examined:
+        return self._layers.examine()
+
+    def repair_layer(
+        self, layer_id: str, *, parent_id: str | None, image: str, host_key: str | None, created_ms: int
+    ) -> bool:
+        return self._layers.repair(
+            layer_id, parent=parent_id, image=image, host_key=host_key, created_ms=created_ms
+        )
+
+    # --- references to layers ----------------------------------------------------------------------------
+
+    def hold_layer(self, layer_id: str, holder: str) -> None:
+        self._layers.hold(layer_id, holder)
+
+    def release_layer(self, layer_id: str, holder: str) -> None:
+        self._layers.release(layer_id, holder)
+
+    def release_layers(self, holds: Sequence[tuple[str, str]]) -> None:
+        for layer_id, holder in holds:
+            self._layers.release(layer_id, holder)
+
+    def release_holder(self, holder: str) -> None:
         self._layers.release_all(holder)
-        return {}
 
-    def holders(self, report: Report) -> dict[str, Any]:
-        """Who refers to each layer."""
-        return {"layers": {layer.id: list(self._layers.holders(layer.id)) for layer in self._layers.list()}}
+    def layer_holders(self) -> dict[str, tuple[str, ...]]:
+        return self._layers.all_holders()
 
-    def collect(self, report: Report) -> dict[str, Any]:
-        return {"deleted": list(self._layers.collect())}
+    def restore_holds(self, holds: Mapping[str, str]) -> list[str]:
+        return self._layers.restore_holds(holds)
 
-    def measure(self, report: Report, *, layer: str) -> dict[str, Any]:
-        return {"size_bytes": self._layers.measure(layer)}
+    def doubt_hold(self, layer_id: str, holder: str, *, keep_ms: int) -> Doubt:
+        return self._layers.doubt(layer_id, holder, keep_ms=keep_ms)
 
-    def sync(self, report: Report, *, layer: str) -> dict[str, Any]:
-        return _plain(self._layers.sync(layer))
+    # --- what sessions leave -----------------------------------------------------------------------------
 
-    def compact(self, report: Report, *, tip: str, image: str | None, max_depth: int) -> dict[str, Any]:
-        """Fold a chain that has become long. ``image`` is what it stands on, if it is not a drive's."""
-        rootfs = self._drive() if image is None else self._image(image, report).rootfs()
-        return {"depth": self._layers.compact(tip, rootfs=rootfs, max_depth=max_depth).depth}
+    def discard_slot(self, session_id: str, slot: str) -> None:
+        remove_tree(f"{self._data_dir}/sessions/{session_id}/fs/{slot}")
 
-    def recover(self, report: Report) -> dict[str, Any]:
-        return _plain(self._layers.recover())
+    def discard_session(self, session_id: str) -> None:
+        self._layers.discard(session_id)
 
-    def discard(self, report: Report, *, session: str) -> dict[str, Any]:
-        """Throw away what an ended session wrote; its records and output stay."""
-        self._layers.discard(session)
-        return {}
+    def remove_session(self, session_id: str) -> None:
+        self._layers.discard(session_id)
+        remove_tree(f"{self._data_dir}/sessions/{session_id}")
 
-    def remove_session(self, report: Report, *, session: str) -> dict[str, Any]:
-        """Everything an ended session left, records and output included."""
-        self._layers.discard(session)
-        remove_tree(f"{self._data_dir}/sessions/{session}")
-        return {}
+    def set_session_aside(self, session_id: str) -> int | None:
+        marks = Marks(f"{self._data_dir}/sessions/{check_name(session_id, 'session')}")
+        since_ms = marks.set_aside_since_ms()
+        if since_ms is None:
+            marks.set_aside()
+        return since_ms
+
+    def restore_specs(self, specs: Sequence[SpecOutline]) -> list[str]:
+        restored = []
+        for spec in specs:
+            directory = f"{self._data_dir}/sessions/{check_name(spec.session_id, 'session')}"
+            if os.path.isdir(directory) and restore_spec(directory, spec):
+                restored.append(spec.session_id)
+        return restored
 
 
-OPERATIONS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
-    "image.get": Worker.get_image,
-    "image.list": Worker.list_images,
-    "image.remove": Worker.remove_image,
-    "image.import": Worker.import_image,
-    "image.pull": Worker.pull_image,
-    "rootfs": Worker.rootfs,
-    "layer.publish": Worker.publish,
-    "layer.publish-slot": Worker.publish_slot,
-    "layer.discard-slot": Worker.discard_slot,
-    "layer.directories": Worker.directories,
-    "layer.copy-directory": Worker.copy_directory,
-    "layer.discard-copy": Worker.discard_copy,
-    "layer.adopt": Worker.adopt,
-    "layer.list": Worker.list_layers,
-    "layer.hold": Worker.hold,
-    "layer.release": Worker.release,
-    "layer.release-all": Worker.release_all,
-    "layer.holders": Worker.holders,
-    "layer.collect": Worker.collect,
-    "layer.measure": Worker.measure,
-    "layer.sync": Worker.sync,
-    "layer.compact": Worker.compact,
-    "layer.recover": Worker.recover,
-    "session.discard": Worker.discard,
-    "session.remove": Worker.remove_session,
+OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
+    name: method for name, method in vars(Worker).items() if not name.startswith("_")
 }
+_REPORTING: Final = frozenset(
+    name for name, method in OPERATIONS.items() if "progress" in inspect.signature(method).parameters
+)
+DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "access": Access.from_json,
+        "allowance": lambda body: Allowance(**body),
+        "specs": lambda bodies: [SpecOutline(**body) for body in bodies],
+    }
+)
+"""How to make an argument from JSON, by its name; the others are plain values."""
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    body: dict[str, Any] = dataclasses.asdict(value)
-    return body
+def _decoded(arguments: dict[str, Any]) -> dict[str, Any]:
+    decoded = {name: DECODERS[name](value) for name, value in arguments.items() if name in DECODERS}
+    return arguments | decoded
+
+
+def _plain(value: Any) -> Any:
+    """Return the JSON form of an operation's result."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
 
 
 def serve(sock: socket.socket, worker: Worker) -> NoReturn:
-    """Answer requests until the caller is gone; what is under way then is finished first."""
+    """Serve requests until the client disconnects, then finish those under way and end."""
     sending = Lock()
     decoder = protocol.FrameDecoder()
 
@@ -239,7 +363,10 @@ def serve(sock: socket.socket, worker: Worker) -> NoReturn:
             with sending:
                 sock.sendall(protocol.encode(body))
         except OSError:
-            pass  # the caller is gone; the work itself still counts
+            pass  # the client is gone; the work itself still counts
+
+    def report(request: int, what: str, done: int, total: int) -> None:
+        send({"id": request, "progress": [what, done, total]})
 
     def handle(body: dict[str, Any]) -> None:
         request = body["id"]
@@ -247,11 +374,10 @@ def serve(sock: socket.socket, worker: Worker) -> NoReturn:
             operation = OPERATIONS.get(body["op"])
             if operation is None:
                 raise InvalidRequest(f"unknown operation {body['op']!r}", field="op")
-            result = operation(
-                worker,
-                lambda what, done, total: send({"id": request, "progress": [what, done, total]}),
-                **body.get("arguments", {}),
-            )
+            arguments = _decoded(body["arguments"])
+            if body["op"] in _REPORTING:
+                arguments["progress"] = partial(report, request)
+            result = _plain(operation(worker, **arguments))
             send({"id": request, "ok": result})
         except SandkeepError as error:
             send({"id": request, "error": error.to_json()})
@@ -274,9 +400,14 @@ def _receive(sock: socket.socket) -> bytes:
     try:
         return sock.recv(1 << 20)
     except ConnectionResetError:
-        return b""  # the caller was killed before it had read all our answers
+        return b""  # the client was killed before it had read all responses
 
 
 def main() -> NoReturn:
     os.umask(0o022)
-    serve(socket.socket(fileno=3), Worker(sys.argv[1], sys.argv[2]))
+    # Layers are opened to be mounted together, hundreds of them at most, by several threads at once.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    data_dir, mode, *way = sys.argv[1:]
+    worker = Worker(data_dir, mode, cast(Way, way[0]) if way else None)
+    serve(socket.socket(fileno=3), worker)

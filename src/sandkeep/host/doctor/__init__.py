@@ -1,8 +1,13 @@
 """What this machine can do for sessions, found out by trying.
 
-``probe`` returns one ``Finding`` per capability. Anything that creates namespaces or mounts happens in forked
+``probe`` returns one ``Finding`` per capability. What creates namespaces or mounts happens in forked
 children, in namespaces that end with them, on a scratch directory that is removed: probing leaves nothing.
-``trial`` runs such attempts, ``barriers`` holds them, ``machine`` reads what can simply be read.
+
+``barriers``  the isolation barriers and the root filesystem, each tried the way sessions use it
+``groups``    what control groups will enforce for sessions
+``machine``   what can be read without trying: versions, filesystem, limits
+``trial``     runs an attempt in a forked child, and reports which step failed
+``finding``   the values a probe returns
 """
 
 from __future__ import annotations
@@ -10,10 +15,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from sandkeep.host.doctor import barriers, machine
-from sandkeep.host.doctor.finding import Finding, Report, Status
+from sandkeep.host.doctor import barriers, groups, machine
+from sandkeep.host.doctor.finding import DoctorReport, Finding, FindingStatus
 
-__all__ = ["Finding", "Report", "Status", "probe"]
+__all__ = ["DoctorReport", "Finding", "FindingStatus", "probe"]
 
 
 def _findings(data_dir: str) -> Iterator[Finding]:
@@ -21,12 +26,14 @@ def _findings(data_dir: str) -> Iterator[Finding]:
     yield machine.kernel()
     yield machine.architecture()
     yield from barriers.findings(data_dir)
-    yield from machine.control_groups()
+    yield from groups.findings(data_dir)
     yield from machine.data_directory(data_dir)
     yield machine.merged_usr()
     yield from machine.limits()
 
 
-def probe(data_dir: str) -> Report:
+def probe(data_dir: str) -> DoctorReport:
     """Try everything; takes some tens of milliseconds. ``data_dir`` need not exist and is not created."""
-    return Report("root" if os.geteuid() == 0 else "rootless", tuple(_findings(os.path.abspath(data_dir))))
+    return DoctorReport(
+        "root" if os.geteuid() == 0 else "rootless", tuple(_findings(os.path.abspath(data_dir)))
+    )

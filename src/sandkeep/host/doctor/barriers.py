@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -10,19 +11,20 @@ import socket
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from sandkeep.errors import IsolationUnavailable
 from sandkeep.host.doctor.finding import Finding
-from sandkeep.host.doctor.trial import Steps, attempt
-from sandkeep.host.native import mode
+from sandkeep.host.doctor.trial import Outcome, TrialSteps, attempt
+from sandkeep.host.native import mode, mounts, ways
 from sandkeep.linux import netlink
 from sandkeep.linux import syscalls as sc
+from sandkeep.linux.overlay import HOW, WAYS
 
 _IDS = 65536
-_TRIAL_BASE = 1 << 30
+_WHERE_IDS_CAN_BE_MAPPED = "keep the data directory on ext4, xfs or btrfs (tmpfs from Linux 6.3)"
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
-_NOBODY, _CONNECT_SECONDS = ("192.0.2.1", 80), 2.0
+_NO_HOST, _CONNECT_SECONDS = ("192.0.2.1", 80), 2.0
 _ALLOW_EVERYTHING = struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
 
 
@@ -38,9 +40,13 @@ def findings(data_dir: str) -> Iterator[Finding]:
             )
             return
         root = os.geteuid() == 0
-        namespaces = attempt(lambda steps: _try_namespaces(steps, scratch, overlay=not root))
+        namespaces = attempt(lambda steps: _try_namespaces(steps, scratch))
         yield _user_namespaces(namespaces.failure("user namespace", "id map"))
-        yield _required("mount namespace", namespaces.failure("mount namespace", "tmpfs"), "")
+        yield _required(
+            "mount namespace",
+            namespaces.failure("mount namespace", "tmpfs"),
+            "inside a container, mounting must be allowed (--security-opt seccomp=unconfined)",
+        )
         yield _required(
             "pid namespace with /proc",
             namespaces.failure("pid namespace", "proc"),
@@ -52,26 +58,20 @@ def findings(data_dir: str) -> Iterator[Finding]:
         yield _seccomp()
         if root:
             yield _id_space()
-            idmapped = attempt(lambda steps: _try_idmapped(steps, scratch))
+            tried = attempt(lambda steps: _try_root_overlays(steps, scratch))
             yield _required(
                 "idmapped layers",
-                idmapped.failure("id range", "private mounts", "clone", "idmap"),
-                "keep the data directory on ext4, xfs, btrfs or tmpfs, on Linux 5.19 or later",
+                tried.failure("id range", "private mounts", "idmap"),
+                f"run as an ordinary user, or {_WHERE_IDS_CAN_BE_MAPPED}",
             )
-            yield _required(
-                "overlay filesystem",
-                idmapped.failure("overlay", "write through overlay", "ids on disk"),
-                "needs Linux 5.19 or later with overlayfs (modprobe overlay)",
-            )
+            yield _overlays(tried, "run as an ordinary user, or use Linux 5.19 or later")
+            yield _devices(tried)
             yield Finding(
                 "subordinate ids", "works", "not needed: root gives each session a range of its own"
             )
         else:
-            yield _required(
-                "overlay filesystem",
-                namespaces.failure("overlay", "write through overlay", "remove lower directory"),
-                "needs Linux 5.11 or later and a local data directory that keeps user extended attributes",
-            )
+            hint = "needs Linux 5.12 or later and a local data directory that keeps user extended attributes"
+            yield _overlays(attempt(lambda steps: _try_rootless_overlays(steps, scratch)), hint)
             yield _subordinate_ids()
 
 
@@ -110,7 +110,12 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _try_namespaces(steps: Steps, scratch: str, *, overlay: bool) -> None:
+def _try_rootless_overlays(steps: TrialSteps, scratch: str) -> None:
+    _enter_namespaces(steps)
+    _try_overlays(steps, scratch, userns=-1, base=0)
+
+
+def _enter_namespaces(steps: TrialSteps) -> None:
     uid, gid = os.geteuid(), os.getegid()
     with steps.step("user namespace"):
         sc.unshare(sc.CLONE_NEWUSER)
@@ -121,8 +126,10 @@ def _try_namespaces(steps: Steps, scratch: str, *, overlay: bool) -> None:
     with steps.step("mount namespace"):
         sc.unshare(sc.CLONE_NEWNS)
         sc.mount(None, "/", None, sc.MS_REC | sc.MS_PRIVATE)
-    if overlay:
-        _try_user_overlay(steps, scratch)
+
+
+def _try_namespaces(steps: TrialSteps, scratch: str) -> None:
+    _enter_namespaces(steps)
     with steps.step("tmpfs"):
         sc.mount("tmpfs", scratch, "tmpfs", sc.MS_NOSUID | sc.MS_NODEV)
     for name in ("proc", "sys"):
@@ -150,25 +157,6 @@ def _try_namespaces(steps: Steps, scratch: str, *, overlay: bool) -> None:
     os.waitpid(child, 0)
 
 
-def _try_user_overlay(steps: Steps, scratch: str) -> None:
-    for name in ("lower/there", "upper", "work", "merged"):
-        os.makedirs(f"{scratch}/{name}")
-    mounted = False
-    with steps.step("overlay", essential=False):
-        layers = f"lowerdir={scratch}/lower,upperdir={scratch}/upper,workdir={scratch}/work,userxattr"
-        sc.mount("overlay", f"{scratch}/merged", "overlay", 0, layers)
-        mounted = True
-    if not mounted:
-        return
-    with steps.step("write through overlay", essential=False):
-        _write(f"{scratch}/merged/there/file", "x")
-    with steps.step("remove lower directory", essential=False):
-        os.unlink(f"{scratch}/merged/there/file")
-        os.rmdir(f"{scratch}/merged/there")
-        os.mkdir(f"{scratch}/merged/there")
-    sc.umount2(f"{scratch}/merged", sc.MNT_DETACH)
-
-
 def _loopback_up() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         request = struct.pack("16sh22x", b"lo", 0)
@@ -176,14 +164,14 @@ def _loopback_up() -> None:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))
 
 
-def _try_steering(steps: Steps) -> None:
+def _try_steering(steps: TrialSteps) -> None:
     listeners: list[int] = []
     with steps.step("steering", essential=False):
         listeners = netlink.steer()
     if listeners:
-        # Nobody is there, so only a listener of ours can have answered.
+        # No host has this address, so only a listener of sandkeep can have answered.
         with steps.step("steered connection", essential=False):
-            socket.create_connection(_NOBODY, _CONNECT_SECONDS).close()
+            socket.create_connection(_NO_HOST, _CONNECT_SECONDS).close()
 
 
 def _user_namespaces(failure: str) -> Finding:
@@ -244,7 +232,7 @@ def _optional_sysfs(failure: str) -> Finding:
 
 
 def _seccomp() -> Finding:
-    def tries(steps: Steps) -> None:
+    def tries(steps: TrialSteps) -> None:
         with steps.step("no_new_privs"):
             sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         with steps.step("seccomp"):
@@ -274,65 +262,77 @@ def _id_space() -> Finding:
     )
 
 
-def _mapped_namespace() -> tuple[int, int]:
-    """A user namespace with a range of its own: the process that holds it open, and its descriptor."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            sc.unshare(sc.CLONE_NEWUSER)
-            os.write(write, b"x")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(write)
-    os.read(read, 1)
-    os.close(read)
-    for kind in ("uid", "gid"):
-        _write(f"/proc/{pid}/{kind}_map", f"0 {_TRIAL_BASE} {_IDS}")
-    return pid, os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _try_idmapped(steps: Steps, scratch: str) -> None:
-    for name in ("lower/there", "upper", "work"):
-        os.makedirs(f"{scratch}/{name}")
-    with steps.step("id range"):
-        holder, namespace = _mapped_namespace()
-    try:
+def _try_root_overlays(steps: TrialSteps, scratch: str) -> None:
+    with ExitStack() as held:
+        with steps.step("id range"):
+            userns = held.enter_context(ways.trial_namespace())
         with steps.step("private mounts"):
             sc.unshare(sc.CLONE_NEWNS)
             sc.mount(None, "/", None, sc.MS_REC | sc.MS_PRIVATE)
-        with steps.step("clone"):
-            store = sc.open_tree(scratch)
+            # Keeps root's rights over files while its file-system ids are not 0.
+            sc.prctl(sc.PR_SET_SECUREBITS, sc.SECBIT_NO_SETUID_FIXUP)
         with steps.step("idmap"):
-            sc.mount_setattr(store, attr_set=sc.MOUNT_ATTR_IDMAP, userns_fd=namespace)
-        with steps.step("overlay"):
-            merged = _detached_overlay(store)
-        with steps.step("write through overlay"):
-            os.close(os.open("file", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=merged))
-            os.rmdir("there", dir_fd=merged)
-        with steps.step("ids on disk"):
-            owner = os.stat(f"{scratch}/upper/file").st_uid
-            if owner != 0:
-                raise OSError(0, f"a file of the session's root belongs to {owner} on disk, not to 0")
+            ways.require_idmap(scratch, userns)
+        with steps.step("device tree", essential=False):
+            os.close(mounts.device_tree(ways.TRIAL_BASE))
+        _try_overlays(steps, scratch, userns=userns, base=ways.TRIAL_BASE)
+
+
+# --- overlays ------------------------------------------------------------------------------------------
+
+
+def _try_overlays(steps: TrialSteps, scratch: str, *, userns: int, base: int) -> None:
+    """What sessions do, each way there is: mount, write, remove what is below, be owned by 0 on disk."""
+    with steps.step("mount_setattr"):
+        ways.require_mount_setattr()
+    for way in WAYS:
+        place = f"{scratch}/{way}"
+        for name in ("lower/there", "fs", "work"):
+            os.makedirs(f"{place}/{name}")
+        with steps.step(way, essential=False):
+            builder = mounts.Builder(scratch, userns=userns, base=base, way=way, anchor=place)
+            _use_overlay(place, builder, base, "user" if userns < 0 else "trusted")
+
+
+def _use_overlay(place: str, builder: mounts.Builder, base: int, flavour: str) -> None:
+    made: list[int] = []
+    try:
+        plan = mounts.SlotPlan([(f"{place}/lower", True)], f"{place}/fs", f"{place}/work", volatile=True)
+        builder.overlays([plan], made, flavour=flavour)
+        # Only ids of the session's range can own files in there.
+        sc.setfsgid(base)
+        sc.setfsuid(base)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=made[0]))
+        os.rmdir("there", dir_fd=made[0])
+        os.mkdir("there", dir_fd=made[0])
     finally:
-        os.kill(holder, signal.SIGKILL)
-        os.waitpid(holder, 0)
+        sc.setfsuid(0)
+        sc.setfsgid(0)
+        builder.close()
+        for fd in made:
+            os.close(fd)
+    owner = os.stat(f"{place}/fs/file").st_uid
+    if owner != 0:
+        raise OSError(errno.EOVERFLOW, f"a file of the session's root belongs to {owner} on disk, not to 0")
 
 
-def _detached_overlay(store: int) -> int:
-    # The overlay works with the ids of whoever mounts it, and only mapped ids can own files in the store;
-    # the secure bit keeps root's rights over files while its file-system ids are not 0.
-    sc.prctl(sc.PR_SET_SECUREBITS, sc.SECBIT_NO_SETUID_FIXUP)
-    sc.setfsgid(_TRIAL_BASE)
-    sc.setfsuid(_TRIAL_BASE)
-    context = sc.fsopen("overlay")
-    for key, name in (("lowerdir+", "lower"), ("upperdir", "upper"), ("workdir", "work")):
-        layer = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=store)
-        sc.fsconfig_fd(context, key, layer)
-    sc.fsconfig_string(context, "redirect_dir", "on")
-    sc.fsconfig_create(context)
-    return sc.fsmount(context, sc.MOUNT_ATTR_NODEV)
+def _overlays(tried: Outcome, fix: str) -> Finding:
+    """The way that sessions will take: the newest that works, as the zygote chooses."""
+    failures = {way: tried.failure(way) for way in WAYS}
+    for way in WAYS:
+        if not failures[way]:
+            newer = "; ".join(failures[before] for before in WAYS[: WAYS.index(way)])
+            return Finding(
+                "overlay filesystem", "works", HOW[way] + (f"; not {newer}" if newer else ""), required=True
+            )
+    return Finding("overlay filesystem", "missing", failures[WAYS[-1]], fix, required=True)
+
+
+def _devices(tried: Outcome) -> Finding:
+    failure = tried.failure("device tree")
+    if failure:
+        return Finding("device nodes", "missing", failure, "the kernel needs tmpfs and mknod", required=True)
+    return Finding("device nodes", "works", "made for each session", required=True)
 
 
 # --- subordinate ids -----------------------------------------------------------------------------------

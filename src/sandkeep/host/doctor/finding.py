@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Status = Literal["works", "degraded", "missing"]
+FindingStatus = Literal["works", "degraded", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Finding:
     """One capability of the machine."""
 
     name: str
-    status: Status
+    status: FindingStatus
     why: str
     fix: str = ""
     """What to do about it; empty when nothing needs doing."""
@@ -22,7 +22,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     mode: Literal["root", "rootless"]
     findings: tuple[Finding, ...]
 

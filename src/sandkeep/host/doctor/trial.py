@@ -1,7 +1,7 @@
 """Try something in a forked child, step by step, and learn which step failed.
 
 The child reports each step over a pipe and leaves by ``os._exit``; a child that hangs is killed. Only the
-child enters namespaces or mounts, so whatever it did ends with it.
+child enters namespaces or mounts, so all effects end with it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-_SECONDS = 10.0
+from sandkeep.errors import HostCannot
+
+_SECONDS = 60.0
+"""Seconds for one step: on a slow machine the kernel may have to load modules."""
 
 
 class Abandoned(Exception):
     """A step that later ones need has failed, so the attempt ends."""
 
 
-class Steps:
+class TrialSteps:
     """The child's side: names what is being tried and reports how it went."""
 
     def __init__(self, pipe: int) -> None:
@@ -39,6 +42,10 @@ class Steps:
             text = error.strerror or str(error)
             # Our own wrappers already name the call in strerror; open and friends name only the file.
             self._report(name, f"{text} ({error.filename})" if error.filename else text)
+            if essential:
+                raise Abandoned from error
+        except HostCannot as error:
+            self._report(name, str(error.why))
             if essential:
                 raise Abandoned from error
         else:
@@ -66,7 +73,7 @@ class Outcome:
         return ""
 
 
-def attempt(tries: Callable[[Steps], None]) -> Outcome:
+def attempt(tries: Callable[[TrialSteps], None]) -> Outcome:
     """Run ``tries`` in a child and collect its steps."""
     read, write = os.pipe()
     pid = os.fork()
@@ -75,7 +82,7 @@ def attempt(tries: Callable[[Steps], None]) -> Outcome:
         try:
             os.close(read)
             os.setpgid(0, 0)
-            tries(Steps(write))
+            tries(TrialSteps(write))
             status = 0
         except Abandoned:
             status = 0

@@ -1,35 +1,48 @@
-"""One small layer on top of somebody else's image, so that a sandbox finds what it relies on.
+"""One small layer on top of a third party's image, with the files that a sandbox relies on.
 
 A default user who is not root and may ``sudo``, a working directory of that user's, ``/tmp``, names, a
-``python`` where there is only ``python3``. The image's own layers are never changed. What the image's
-programs do not allow (no ``setpriv``, no shell) is left out and said in the warnings.
+``python`` where there is only ``python3``. Home and working directory are those the image's author chose, if
+any. The image's own layers are never changed. What the image's programs do not allow (no ``setpriv``, no
+shell) is left out and said in the warnings.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sandkeep.host.images.hostimage import PATH
+from sandkeep.host.images.hostimage import SYSTEM_PATH
 from sandkeep.host.images.hostimage.accounts import (
-    HOME,
     SUDO_GROUP,
     USER,
     USER_ID,
-    WORK,
-    Accounts,
-    Row,
+    AccountFields,
+    AccountFiles,
     parse,
 )
 from sandkeep.host.images.hostimage.etc import HOSTNAME, HOSTS, RESOLV_CONF, sudo_rule, write_accounts
 from sandkeep.host.images.hostimage.programs import AS, sudo_script
-from sandkeep.host.images.tree import Mode, Tree, flavour_of
+from sandkeep.host.images.tree import ImageTree, Mode, flavour_of
 from sandkeep.host.images.view import View
-from sandkeep.host.rootfs import ImageDefaults
+from sandkeep.host.rootfs import HOME, VENDOR_HOME, VENDOR_WORK, WORK, ImageDefaults
+from sandkeep.linux.overlay import Way
 
 _MOUNT_POINTS = ("proc", "sys", "dev", "run", "home", "mnt", "media", "opt", "srv")
+_MADE_ANEW = ("proc", "sys", "dev", "run")
+"""In every session: what an image has below them is not seen."""
+_SYSTEM = frozenset(
+    (
+        *("bin", "boot", "etc", "lib", "lib32", "lib64", "libx32", "root", "sbin", "tmp", "usr", "var"),
+        *("usr/bin", "usr/include", "usr/lib", "usr/lib64", "usr/libexec", "usr/local", "usr/sbin"),
+        *("usr/local/bin", "usr/local/lib", "usr/local/sbin", "usr/share"),
+        *("var/cache", "var/lib", "var/log", "var/spool", "var/tmp"),
+    )
+)
+"""Directories that stay as they are, even if one is the working directory."""
+_LONGEST_PATH = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +52,35 @@ class Adapted:
     warnings: tuple[str, ...]
 
 
-def adapt(directory: str, layers: Sequence[str], *, mode: Mode, user: str, env: Mapping[str, str]) -> Adapted:
+def adapt(
+    directory: str,
+    layers: Sequence[str],
+    *,
+    mode: Mode,
+    way: Way,
+    user: str,
+    env: Mapping[str, str],
+    cwd: str,
+) -> Adapted:
     """Write the top layer for ``layers`` (topmost first) into ``directory``.
 
-    ``user`` and ``env`` are what the image's author configured.
+    ``way`` is how to mount them; ``user``, ``env`` and ``cwd`` are what the image's author configured.
     """
-    with View(layers, flavour=flavour_of(mode)) as view:
-        return _Adapter(directory, view, mode).run(user, env)
+    with View(layers, flavour=flavour_of(mode), way=way) as view:
+        return _Adapter(directory, view, mode).run(user, env, cwd)
 
 
 class _Adapter:
     def __init__(self, directory: str, view: View, mode: Mode) -> None:
         self._view = view
-        self._tree = Tree(directory, mode=mode)
+        self._tree = ImageTree(directory, mode=mode)
         self._mode = mode
         self._warnings: list[str] = []
 
-    def run(self, configured: str, env: Mapping[str, str]) -> Adapted:
-        accounts = Accounts(parse(self._view.text("etc/passwd"), 7), parse(self._view.text("etc/group"), 4))
+    def run(self, configured: str, env: Mapping[str, str], cwd: str) -> Adapted:
+        accounts = AccountFiles(
+            parse(self._view.text("etc/passwd"), 7), parse(self._view.text("etc/group"), 4)
+        )
         accounts.shadow = {row[0]: row for row in parse(self._view.text("etc/shadow"), 9)}
         accounts.gshadow = {row[0]: row for row in parse(self._view.text("etc/gshadow"), 4)}
         if accounts.user_with_id(0) is None:
@@ -72,10 +96,18 @@ class _Adapter:
         self._python()
         if not self._view.is_program("bin/sh"):
             self._warnings.append("the image has no /bin/sh: only its own programs can be run")
-        defaults = ImageDefaults(user=row[0], cwd=WORK, env=_environment(row, env))
+        work = self._chosen(cwd, row, "working directory")
+        home = self._chosen(env.get("HOME", ""), row, "HOME")
+        defaults = ImageDefaults(
+            user=row[0],
+            cwd=work or WORK,
+            env=_environment(row, env, home),
+            own_cwd=work is not None,
+            home=home,
+        )
         return Adapted(defaults, self._tree.size, tuple(self._warnings))
 
-    def _default_user(self, accounts: Accounts, configured: str) -> Row:
+    def _default_user(self, accounts: AccountFiles, configured: str) -> AccountFields:
         if self._mode != "single":
             name, _, group = configured.partition(":")
             row = accounts.user(name)
@@ -90,7 +122,7 @@ class _Adapter:
                 return row
         return self._new_user(accounts, 0 if self._mode == "single" else USER_ID, None)
 
-    def _new_user(self, accounts: Accounts, uid: int, gid: int | None) -> Row:
+    def _new_user(self, accounts: AccountFiles, uid: int, gid: int | None) -> AccountFields:
         if uid == 0:
             group = 0
         elif gid is not None:
@@ -106,7 +138,7 @@ class _Adapter:
 
     # --- sudo ------------------------------------------------------------------------------------------
 
-    def _sudo(self, accounts: Accounts, row: Row) -> None:
+    def _sudo(self, accounts: AccountFiles, row: AccountFields) -> None:
         gid = accounts.add_group(SUDO_GROUP, 27)
         accounts.add_member(SUDO_GROUP, row[0])
         real = self._view.stat("usr/bin/sudo")
@@ -133,11 +165,11 @@ class _Adapter:
 
     # --- the rest --------------------------------------------------------------------------------------
 
-    def _directories(self, row: Row) -> None:
+    def _directories(self, row: AccountFields) -> None:
         uid, gid = int(row[2]), int(row[3])
-        for name in (HOME, WORK, "/vercel/bin"):
+        for name in (WORK, VENDOR_HOME, VENDOR_WORK, f"{VENDOR_HOME}/bin"):
             self._tree.directory(name[1:], uid=uid, gid=gid)
-        if row[5] not in ("", "/") and not self._view.is_directory(row[5]) and row[5] != HOME:
+        if row[5] not in ("", "/") and not self._view.is_directory(row[5]):
             self._tree.directory(self._place(row[5].strip("/")), uid=uid, gid=gid)
         for name in _MOUNT_POINTS:
             if not self._view.is_directory(name):
@@ -146,6 +178,44 @@ class _Adapter:
             self._tree.directory("root", 0o700)
         for name in ("tmp", "var/tmp"):
             self._tree.directory(self._place(name), 0o1777)
+
+    def _chosen(self, configured: str, row: AccountFields, what: str) -> str | None:
+        """A directory the image's author chose, made if missing, and the default user's.
+
+        ``None`` where nothing is chosen, as by ``/``, or, with a warning, where that user could not be there.
+        """
+        path = posixpath.normpath("/" + configured.lstrip("/"))
+        if path == "/":
+            return None
+        problem = self._give(path, int(row[2]), int(row[3]))
+        if problem is not None:
+            self._warnings.append(f"the image's {what} {path[:200]!r} is not used: {problem}")
+            return None
+        return path
+
+    def _give(self, path: str, uid: int, gid: int) -> str | None:
+        """Have the directory ``path`` be a user's; returns why that cannot be."""
+        if not path.isprintable() or len(path.encode()) > _LONGEST_PATH:
+            return "its name cannot be used"
+        real = self._view.resolve(path[1:])
+        if real.partition("/")[0] in _MADE_ANEW:
+            return "every session has its own there"
+        above = real
+        while above := os.path.dirname(above):
+            info = self._view.stat(above)
+            if info is not None and not stat.S_ISDIR(info.st_mode):
+                return f"/{above} is not a directory"
+            if not _may_enter(above, info, uid):
+                return f"the default user may not enter /{above}"
+        found = self._view.stat(real)
+        if found is not None and not stat.S_ISDIR(found.st_mode):
+            return "it is not a directory"
+        if real in _SYSTEM:
+            return None if _may_enter(real, found, uid) else "the default user may not enter it"
+        self._parents(real)
+        mode = stat.S_IMODE(found.st_mode) | stat.S_IRWXU if found is not None else 0o755
+        self._tree.directory(real, mode, uid=uid, gid=gid)
+        return None
 
     def _names(self) -> None:
         # These may be links into /run: the files must be real ones, so the names are not resolved.
@@ -185,11 +255,18 @@ class _Adapter:
             self._tree.directory(above, stat.S_IMODE(info.st_mode), uid=info.st_uid, gid=info.st_gid)
 
 
-def _environment(row: Row, env: Mapping[str, str]) -> dict[str, str]:
-    path = env.get("PATH") or PATH
-    if "/vercel/bin" not in path.split(":"):
-        path = f"/vercel/bin:{path}"
+def _may_enter(name: str, directory: os.stat_result | None, uid: int) -> bool:
+    if directory is None:
+        return uid == 0 or name != "root"  # which is made as it should be
+    return uid in (0, directory.st_uid) or bool(directory.st_mode & stat.S_IXOTH)
+
+
+def _environment(row: AccountFields, env: Mapping[str, str], chosen: str | None) -> dict[str, str]:
+    home = chosen or row[5] or HOME
+    path = env.get("PATH") or SYSTEM_PATH
+    if f"{home}/.local/bin" not in path.split(":"):
+        path = f"{home}/.local/bin:{path}"
     if "/usr/local/bin" not in path.split(":"):
         path += ":/usr/local/bin"
-    own = {"HOME": row[5] or HOME, "USER": row[0], "LOGNAME": row[0], "SHELL": row[6] or "/bin/sh"}
+    own = {"HOME": home, "USER": row[0], "LOGNAME": row[0], "SHELL": row[6] or "/bin/sh"}
     return {"LANG": "C.UTF-8", **env, **own, "PATH": path}

@@ -12,11 +12,11 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def locked(path: str, *, shared: bool = False) -> Iterator[None]:
+def locked(path: str) -> Iterator[None]:
     """Hold a file lock; freed by the kernel when its holder dies."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)

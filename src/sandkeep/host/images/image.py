@@ -8,14 +8,16 @@ from typing import Any, Literal
 
 from sandkeep.host.rootfs import Bind, Flavour, ImageDefaults, Lower, Rootfs, Slot
 
-Kind = Literal["host", "oci", "docker-archive", "tar", "directory"]
+ImageKind = Literal["host", "oci", "docker-archive", "tar", "directory"]
+ImportKind = Literal["directory", "tar", "oci-layout", "docker-archive"]
+"""What an image can be imported from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
     id: str
     """``host@<12 digits>``, or ``sha256:…`` of the configuration an image was made from."""
-    kind: Kind
+    kind: ImageKind
     flavour: Flavour
     slots: tuple[Slot, ...]
     defaults: ImageDefaults
@@ -23,13 +25,31 @@ class Image:
     size: int
     """Bytes of file content the store holds for it; layers shared with other images count in each."""
     names: tuple[str, ...] = ()
+    """Names it has for all projects; see ``seen_by``."""
+    owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Projects that fetched it, each with its own names for it."""
     binds: tuple[Bind, ...] = ()
     host_key: str | None = None
     warnings: tuple[str, ...] = ()
+    runtimes: tuple[str, ...] = ()
+    """Runtimes the ``host`` image really has, as ``node20``; of other images that is not known."""
     layers: tuple[str, ...] = ()
     """Keys of the unpacked layers it refers to, lowest first."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """What the image's author configured: entrypoint, command, exposed ports, labels …"""
+
+    def seen_by(self, project: str | None) -> Image | None:
+        """Return the image as one project sees it, its own names first; ``None`` if it may not use it.
+
+        The operator shares an image by giving it a name that belongs to all projects.
+        """
+        if project is None:
+            return self
+        own = self.owners.get(project, ())
+        if self.kind != "host" and not self.names and not own:
+            return None
+        names = (*own, *(name for name in self.names if name not in own))
+        return replace(self, names=names, owners={project: own} if own else {})
 
     def rootfs(self) -> Rootfs:
         return Rootfs(
@@ -50,7 +70,9 @@ class Image:
             "created_ms": self.created_ms,
             "size": self.size,
             "names": list(self.names),
+            "owners": {project: list(names) for project, names in self.owners.items()},
             "warnings": list(self.warnings),
+            "runtimes": list(self.runtimes),
             "layers": list(self.layers),
             "config": dict(self.config),
             **body,
@@ -68,9 +90,11 @@ class Image:
             created_ms=body["created_ms"],
             size=body["size"],
             names=tuple(body["names"]),
+            owners={project: tuple(names) for project, names in body.get("owners", {}).items()},
             binds=rootfs.binds,
             host_key=rootfs.host_key,
             warnings=tuple(body["warnings"]),
+            runtimes=tuple(body.get("runtimes", ())),
             layers=tuple(body["layers"]),
             config=body["config"],
         )

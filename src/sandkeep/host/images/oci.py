@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from sandkeep.errors import ImageError, NotFound
-from sandkeep.host.images.streams import Limited, Source
-from sandkeep.host.images.tarstream import FILE, HARDLINK, SYMLINK, TarReader
+from sandkeep.host.images.streams import ByteSource, Limited, archive_errors
+from sandkeep.shared.tarreader import TarReader
 
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -38,7 +38,7 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class ImageConfig:
     """The part of an image configuration a sandbox uses."""
 
     digest: str
@@ -110,13 +110,13 @@ def parse_manifest(body: Mapping[str, Any]) -> Manifest:
     return Manifest(_blob(body["config"]), tuple(_blob(layer) for layer in layers))
 
 
-def parse_config(data: bytes, digest: str) -> Config:
+def parse_config(data: bytes, digest: str) -> ImageConfig:
     body = parse_json(data, "image configuration")
     runtime = body.get("config") or {}
     rootfs = body.get("rootfs") or {}
     diff_ids = tuple(check_digest(item) for item in rootfs.get("diff_ids") or ())
     env = dict(item.split("=", 1) for item in runtime.get("Env") or () if "=" in item)
-    return Config(digest, diff_ids, str(runtime.get("User") or ""), env, runtime)
+    return ImageConfig(digest, diff_ids, str(runtime.get("User") or ""), env, runtime)
 
 
 def is_index(body: Mapping[str, Any]) -> bool:
@@ -164,12 +164,12 @@ class Layout:
             raise ImageError(f"{blob.digest} is too large for a document")
         with self.open(blob) as source:
             data = b""
-            while piece := source.read(blob.size + 1 - len(data)):
-                data += piece
+            while chunk := source.read(blob.size + 1 - len(data)):
+                data += chunk
         return verified(data, blob.digest)
 
     @contextlib.contextmanager
-    def open(self, blob: Blob) -> Iterator[Source]:
+    def open(self, blob: Blob) -> Iterator[ByteSource]:
         algorithm, _, value = blob.digest.partition(":")
         try:
             file = open(f"{self._path}/blobs/{algorithm}/{value}", "rb")  # noqa: SIM115 - closed below
@@ -205,14 +205,16 @@ class DockerArchive:
         self._members: dict[str, tuple[int, int]] = {}
         links: dict[str, str] = {}
         file.seek(0)
-        for member in TarReader(file):
-            name = os.path.normpath(os.fsdecode(member.name))
-            if member.type == FILE:
-                self._members[name] = (member.offset, member.size)
-            elif member.type == SYMLINK:
-                links[name] = os.path.normpath(os.path.join(os.path.dirname(name), os.fsdecode(member.link)))
-            elif member.type == HARDLINK:
-                links[name] = os.path.normpath(os.fsdecode(member.link))
+        with archive_errors():
+            for member in TarReader(file.read, gunzip=False):
+                name, target = os.fsdecode(member.name), os.fsdecode(member.link)
+                name = os.path.normpath(name)
+                if member.kind == "file":
+                    self._members[name] = (member.offset, member.size)
+                elif member.kind == "symlink":
+                    links[name] = os.path.normpath(os.path.join(os.path.dirname(name), target))
+                elif member.kind == "hardlink":
+                    links[name] = os.path.normpath(target)
         for name, target in links.items():
             if target in self._members:
                 self._members[name] = self._members[target]
@@ -244,7 +246,7 @@ class DockerArchive:
         self._file.seek(offset)
         return self._file.read(size)
 
-    def open(self, name: str) -> Source:
+    def open(self, name: str) -> ByteSource:
         return Limited(self._file, *self._find(name))
 
     def _find(self, name: str) -> tuple[int, int]:

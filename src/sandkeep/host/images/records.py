@@ -1,8 +1,12 @@
 """Unpacked layers and the records of images made of them.
 
-A layer is kept once, under the digest of its plain archive, however many images use it. Whoever adds an image
-holds the store's lock shared from before it first relies on a layer until the image's record is in place;
-whoever removes holds it alone, so a layer nobody refers to then is really unused.
+A layer is stored once, under the digest of its plain archive, for all images that use it. An image belongs to
+the projects that fetched it, or to all projects. A layer that is stored already saves a project the space,
+but the project must still prove that it can fetch it.
+
+A process that adds an image claims its layers, from before it first relies on one until the image's record is
+in place; a process that removes images leaves claimed layers alone. A claim is a locked file and ends with
+its holder. The store's lock is held only while claims, names and records change.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import contextlib
 import errno
 import fcntl
 import glob
+import json
 import os
 import tempfile
 import time
@@ -18,29 +23,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sandkeep.errors import ImageError, InvalidRequest, NotFound, WrongState
+from sandkeep.errors import ImageError, InvalidRequest, LimitReached, NotFound, WrongState
 from sandkeep.host.images.adapt import adapt
+from sandkeep.host.images.allowance import Allowance, Spending
 from sandkeep.host.images.files import locked, read_json, write_json
-from sandkeep.host.images.image import Image, Kind, relocated
+from sandkeep.host.images.image import Image, ImageKind, relocated
 from sandkeep.host.images.reference import parse_reference
-from sandkeep.host.images.streams import Hashing, Source, decompressed
+from sandkeep.host.images.streams import ByteSource, Hashing, decompressed
 from sandkeep.host.images.tree import Mode, flavour_of
 from sandkeep.host.images.unpack import unpack
 from sandkeep.host.layers.tree import remove_tree
 from sandkeep.host.rootfs import Lower, Slot
 from sandkeep.linux import syscalls as sc
+from sandkeep.linux.overlay import Way, choose_for_reading
 
-_HOST_KEPT = 7 * 24 * 3600.0
-"""Seconds an unused skeleton is kept: whoever got its image last has long stored the reference by then."""
+_RECORDS = ("image.json", "layer.json")
+"""What a directory that is whole has one of."""
+_HOST_KEPT = 600.0
+"""Seconds an unused skeleton is kept: by then the last caller that got its image has stored the reference."""
 
 
 class Records:
-    def __init__(self, data_dir: str, *, mode: Mode) -> None:
+    def __init__(self, data_dir: str, *, mode: Mode, way: Way | None) -> None:
         self.directory = f"{data_dir}/images"
         self._data_dir = data_dir
         self._mode: Mode = mode
-        for name in ("", "/host", "/build", "/layers", "/records"):
+        for name in ("", "/host", "/build", "/layers", "/records", "/claims"):
             os.makedirs(self.directory + name, mode=0o700, exist_ok=True)
+        self._way: Way = way or choose_for_reading(self.directory)
 
     # --- building --------------------------------------------------------------------------------------
 
@@ -63,25 +73,66 @@ class Records:
                 os.close(fd)
 
     @contextlib.contextmanager
-    def adding(self) -> Iterator[None]:
-        with locked(f"{self.directory}/store.lock", shared=True):
+    def adding(self, digests: Sequence[str] | None = None) -> Iterator[None]:
+        """Keep these layers and images from being removed; all, if the caller cannot name them yet."""
+        with self._locked():
+            fd, path = tempfile.mkstemp(dir=f"{self.directory}/claims")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.write(fd, json.dumps(digests).encode())
+        try:
             yield
+        finally:
+            os.unlink(path)
+            os.close(fd)
+
+    def _claimed(self) -> set[str] | None:
+        """Return the claimed digests; ``None`` when a process has claimed everything."""
+        claimed: set[str] = set()
+        for path in glob.glob(f"{glob.escape(self.directory)}/claims/*"):
+            with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as claim:
+                try:
+                    fcntl.flock(claim, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    digests = json.load(claim)
+                    if digests is None:
+                        return None
+                    claimed.update(digests)
+                else:
+                    os.unlink(path)  # its holder has died
+        return claimed
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return locked(f"{self.directory}/store.lock")
 
     # --- layers ----------------------------------------------------------------------------------------
 
     def has_layer(self, diff_id: str) -> bool:
         return os.path.exists(f"{self._layer(diff_id)}/layer.json")
 
-    def add_layer(self, source: Source, diff_id: str | None, *, whiteouts: bool) -> str:
-        """Unpack a layer, compressed or not, and return its digest; ``diff_id`` is what that must be."""
+    def layer_size(self, digest: str) -> tuple[int, int]:
+        """Bytes and entries of a layer that is here."""
+        body = read_json(f"{self._layer(digest)}/layer.json")
+        return body["size"], body["entries"]
+
+    def add_layer(
+        self, source: ByteSource, diff_id: str | None, *, whiteouts: bool, spending: Spending | None = None
+    ) -> str:
+        """Unpack a layer, compressed or not, and return its digest; ``diff_id`` is what that must be.
+
+        One that is here already is read to see that it is the same, and left alone.
+        """
         with self.building("layer") as work, decompressed(source) as plain:
+            hashing = Hashing(plain if spending is None else spending.counted(plain))
+            if diff_id is not None and self.has_layer(diff_id):
+                hashing.drain()
+                _check_content(hashing, diff_id)
+                return diff_id
             os.mkdir(f"{work}/fs")
             os.chmod(f"{work}/fs", 0o755)
-            hashing = Hashing(plain)
-            done = unpack(hashing, f"{work}/fs", mode=self._mode, whiteouts=whiteouts)
+            done = unpack(hashing, f"{work}/fs", mode=self._mode, whiteouts=whiteouts, spending=spending)
             hashing.drain()
-            if diff_id is not None and hashing.digest() != diff_id:
-                raise ImageError(f"a layer's content does not match its digest {diff_id}", digest=diff_id)
+            if diff_id is not None:
+                _check_content(hashing, diff_id)
             found = hashing.digest()
             write_json(f"{work}/layer.json", {"digest": found, "size": done.size, "entries": done.entries})
             publish(work, self._layer(found))
@@ -97,19 +148,29 @@ class Records:
         digest: str,
         layers: Sequence[str],
         *,
-        kind: Kind,
+        kind: ImageKind,
         name: str,
         user: str = "",
         env: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
+        project: str | None = None,
+        allowance: Allowance | None = None,
     ) -> Image:
-        """Record the image ``digest`` made of ``layers`` (lowest first) under ``name``."""
+        """Record the image ``digest`` made of ``layers`` (lowest first) under a name."""
         final = f"{self.directory}/records/{digest.removeprefix('sha256:')}"
         if self.read(final) is None:
             with self.building("image") as work:
                 below = [f"{self._layer(layer)}/fs" for layer in reversed(layers)]
-                adapted = adapt(f"{work}/top", below, mode=self._mode, user=user, env=env or {})
-                size = sum(read_json(f"{self._layer(layer)}/layer.json")["size"] for layer in set(layers))
+                adapted = adapt(
+                    f"{work}/top",
+                    below,
+                    mode=self._mode,
+                    way=self._way,
+                    user=user,
+                    env=env or {},
+                    cwd=str((config or {}).get("WorkingDir") or ""),
+                )
+                size = sum(self.layer_size(layer)[0] for layer in set(layers))
                 lowers = (Lower(f"{final}/top"), *(Lower(path) for path in below))
                 image = Image(
                     id=digest,
@@ -125,20 +186,48 @@ class Records:
                 )
                 self.write(work, image)
                 publish(work, final)
-        return self._name(digest, name)
+        return self._name(digest, name, project, allowance or Allowance())
 
-    def _name(self, digest: str, name: str) -> Image:
-        """Give ``name`` to one image, taking it from any other."""
-        with locked(f"{self.directory}/names.lock"):
+    def check_room(self, project: str, digest: str, size: int, allowance: Allowance) -> None:
+        """Whether a project may have one more image, of that size. Raises ``LimitReached``."""
+        others = [image for image in self.images() if project in image.owners and image.id != digest]
+        if allowance.images is not None and len(others) >= allowance.images:
+            raise LimitReached(
+                f"the project has {allowance.images} images",
+                hint="delete some",
+                limit="images",
+                value=allowance.images,
+            )
+        most = allowance.project_bytes
+        if most is not None and sum(image.size for image in others) + size > most:
+            raise LimitReached(
+                f"the project's images may have {most} bytes together",
+                hint="delete some",
+                limit="images_bytes",
+                value=most,
+            )
+
+    def layers_of(self, project: str) -> set[str]:
+        """Layers of the images a project may use."""
+        seen = (image.seen_by(project) for image in self.images())
+        return {layer for image in seen if image is not None for layer in image.layers}
+
+    def _name(self, digest: str, name: str, project: str | None, allowance: Allowance) -> Image:
+        """Give ``name`` to one image, taking it from any other of the same project, or of all."""
+        with self._locked():
+            made = self.read(f"{self.directory}/records/{digest.removeprefix('sha256:')}")
+            if project is not None and made is not None:
+                self.check_room(project, digest, made.size, allowance)
             named = None
             for directory in self._records():
                 image = self.read(directory)
                 if image is None:
                     continue
-                kept = tuple(other for other in image.names if other != name)
+                before = image.names if project is None else image.owners.get(project, ())
+                kept = tuple(other for other in before if other != name)
                 names = (*kept, name) if image.id == digest else kept
-                if names != image.names:
-                    image = replace(image, names=names)
+                if names != before:
+                    image = _with_names(image, project, names)
                     self.write(directory, image)
                 if image.id == digest:
                     named = image
@@ -151,52 +240,84 @@ class Records:
         found = [image for directory in directories if (image := self.read(directory)) is not None]
         return sorted(found, key=lambda image: image.created_ms)
 
-    def remove(self, image: Image, name: str) -> None:
-        """Take ``name`` from the image, and remove it with its last name; by its id, in any case."""
+    def remove(self, image: Image, name: str, project: str | None = None) -> None:
+        """Take ``name`` from the image, or by its id all names of that project (of all, if none is given).
+
+        The image itself goes with its last name. If sessions of other projects still run on it, its files
+        stay until they are swept.
+        """
         directory = self._directory(image)
-        # The trees are deleted at the end of the outer block, when nobody is kept waiting.
-        with self.building("removed") as work, locked(f"{self.directory}/store.lock"):
-            # Whoever was adding meanwhile may have given it another name, or this one to another image.
+        # The trees are deleted at the end of the outer block, after the lock is released.
+        with self.building("removed") as work, self._locked():
+            # Another process may have given it another name, or this name to another image.
             current = self.read(directory)
-            if current is None or not _is_called(current, name):
+            if current is None or not _is_called(current, name, project):
                 raise NotFound(f"no image {name}", image=name)
-            image = current
-            others = tuple(other for other in image.names if other not in _spellings(name))
-            if others and others != image.names:
-                self.write(directory, replace(image, names=others))
+            before = current.names if project is None else current.owners[project]
+            others = tuple(other for other in before if other not in _spellings(name))
+            left = _with_names(current, project, () if others == before else others)
+            if left.names or left.owners:
+                self.write(directory, left)
                 return
-            users = self._users(image)
-            if users:
+            if project is None and (users := self._users(image)):
                 raise WrongState(
                     f"the image {name} is in use by {', '.join(users[:3])}{' …' if len(users) > 3 else ''}",
                     hint="remove the snapshots and stop the sessions that use it first",
                     image=image.id,
                     used_by=users,
                 )
-            os.rename(directory, f"{work}/image")
-            self._remove_unused_layers(work)
+            if image.kind == "host":
+                os.rename(directory, f"{work}/image")
+                return
+            # Sessions of other projects that use it, or are about to, keep it; the caller sees none of them.
+            self.write(directory, left)
+            self._sweep(work)
+
+    def sweep(self) -> None:
+        """Remove images without a name or owner, and layers that no image uses."""
+        with self.building("removed") as work, self._locked():
+            self._sweep(work)
+
+    def _sweep(self, work: str) -> None:
+        claimed = self._claimed()
+        if claimed is None:
+            return
+        for directory in self._records():
+            image = self.read(directory)
+            if image is None or image.names or image.owners or image.id in claimed or self._users(image):
+                continue
+            os.rename(directory, f"{work}/{os.path.basename(directory)}-image")
+        kept = claimed.union(*(image.layers for image in self.images()))
+        for name in os.listdir(f"{self.directory}/layers"):
+            if f"sha256:{name}" not in kept:
+                os.rename(f"{self.directory}/layers/{name}", f"{work}/{name}")
 
     def use_host(self, directory: str) -> Image | None:
-        """Read a skeleton, and note that somebody wanted it."""
+        """Read a skeleton, and note the time of its use."""
         image = self.read(directory)
         if image is not None:
             os.utime(f"{directory}/image.json")
         return image
 
     def remove_old_hosts(self) -> None:
-        """Remove skeletons of earlier host states that nobody asked for lately and nothing refers to."""
-        for image in self.images():
-            if image.kind == "host" and not self._users(image):
-                directory = self._directory(image)
-                if time.time() - os.stat(f"{directory}/image.json").st_mtime > _HOST_KEPT:
-                    with self.building("removed") as work:
-                        os.rename(directory, f"{work}/image")
+        """Remove skeletons of earlier host states that were not used lately and have no reference."""
+        for directory in self._old_hosts():
+            image = self.read(directory)
+            if image is not None and not self._users(image):
+                with self.building("removed") as work:
+                    os.rename(directory, f"{work}/image")
 
-    def _remove_unused_layers(self, work: str) -> None:
-        kept = {layer for image in self.images() for layer in image.layers}
-        for name in os.listdir(f"{self.directory}/layers"):
-            if f"sha256:{name}" not in kept:
-                os.rename(f"{self.directory}/layers/{name}", f"{work}/{name}")
+    def has_old_hosts(self) -> bool:
+        return bool(self._old_hosts())
+
+    def _old_hosts(self) -> list[str]:
+        """Skeletons that were not asked for lately. The one that was asked for last stays for the next."""
+        used = {}
+        for record in glob.glob(f"{glob.escape(self.directory)}/host/*/image.json"):
+            with contextlib.suppress(FileNotFoundError):
+                used[os.path.dirname(record)] = os.stat(record).st_mtime
+        last = max(used.values(), default=0.0)
+        return [where for where, at in used.items() if at < last and time.time() - at > _HOST_KEPT]
 
     def _users(self, image: Image) -> list[str]:
         """Layers and sessions that name the image."""
@@ -232,23 +353,41 @@ class Records:
         write_json(f"{directory}/image.json", relocated(image, old=self.directory, new=".").to_json())
 
 
-def find(images: Sequence[Image], wanted: str) -> Image:
-    """The image with that id, an unambiguous beginning of it, or that name."""
+def find(images: Sequence[Image], wanted: str, project: str | None = None) -> Image:
+    """The image with that id, an unambiguous beginning of it, or that name, as far as a project knows it."""
     spellings = _spellings(wanted)
-    for image in images:
-        if wanted == image.id or (spellings.intersection(image.names) and image.kind != "host"):
+    seen = [image for each in images if (image := each.seen_by(project)) is not None]
+    named = [image for image in seen if wanted == image.id or spellings.intersection(image.names)]
+    # A project's own name goes before a name for all projects.
+    own = [image for image in named if not spellings.isdisjoint(image.owners.get(project or "", ()))]
+    for image in own + named:
+        if wanted == image.id or image.kind != "host":
             return image
     digits = wanted.removeprefix("sha256:")
     if len(digits) >= 6:
-        started = [image for image in images if image.id.removeprefix("sha256:").startswith(digits)]
+        started = [image for image in seen if image.id.removeprefix("sha256:").startswith(digits)]
         if len(started) == 1:
             return started[0]
     raise NotFound(f"no image {wanted}", hint="pull or import it first", image=wanted)
 
 
-def _is_called(image: Image, name: str) -> bool:
+def _is_called(image: Image, name: str, project: str | None) -> bool:
     digits = name.removeprefix("sha256:")
-    return not _spellings(name).isdisjoint(image.names) or image.id.removeprefix("sha256:").startswith(digits)
+    names = image.names if project is None else image.owners.get(project, ())
+    by_id = image.id.removeprefix("sha256:").startswith(digits)
+    return not _spellings(name).isdisjoint(names) or (by_id and (project is None or bool(names)))
+
+
+def _with_names(image: Image, project: str | None, names: tuple[str, ...]) -> Image:
+    if project is None:
+        return replace(image, names=names)
+    owners = {owner: theirs for owner, theirs in image.owners.items() if owner != project}
+    return replace(image, owners={**owners, project: names} if names else owners)
+
+
+def _check_content(content: Hashing, diff_id: str) -> None:
+    if content.digest() != diff_id:
+        raise ImageError(f"a layer's content does not match its digest {diff_id}", digest=diff_id)
 
 
 def _spellings(name: str) -> set[str]:
@@ -262,7 +401,7 @@ def _spellings(name: str) -> set[str]:
 def publish(work: str, final: str) -> None:
     """Move a finished directory to its name; if another process was first, its result serves as well.
 
-    Its content is on disk before its name is: after a power loss whatever has its name is whole.
+    Its content is on disk before its name is: after a power loss a directory with its name is complete.
     """
     fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -274,6 +413,19 @@ def publish(work: str, final: str) -> None:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
+        _replace_remains(work, final)
+
+
+def _replace_remains(work: str, final: str) -> None:
+    """Take the name from what is not whole: what ``rm -rf`` could not delete of an earlier image, say."""
+    area = os.path.dirname(work)
+    with locked(f"{os.path.dirname(area)}/build.lock"):  # other builders and sweepers wait
+        if any(os.path.exists(f"{final}/{record}") for record in _RECORDS):
+            return
+        aside = tempfile.mkdtemp(prefix="remains-", dir=area)
+        os.rename(final, f"{aside}/remains")
+        os.rename(work, final)
+    remove_tree(aside)
 
 
 def _remove_abandoned(area: str) -> None:

@@ -7,6 +7,7 @@ this call or in a later one.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import fcntl
 import hashlib
 import http.client
@@ -18,6 +19,7 @@ from functools import partial
 from typing import BinaryIO, cast
 
 from sandkeep.errors import ImageError
+from sandkeep.fetch import NETWORK_ERRORS
 from sandkeep.host.images.oci import (
     INDEXES,
     MANIFESTS,
@@ -31,7 +33,7 @@ from sandkeep.host.images.oci import (
 )
 from sandkeep.host.images.reference import Reference
 from sandkeep.host.images.streams import CHUNK
-from sandkeep.host.images.transport import ATTEMPTS, NETWORK_ERRORS, Transport
+from sandkeep.host.images.transport import ATTEMPTS, Access, RegistryTransport
 
 PARALLEL = 4
 _MOST_JSON = 8 << 20
@@ -42,9 +44,24 @@ Progress = Callable[[str, int, int], None]
 
 
 class Registry:
-    def __init__(self, reference: Reference, *, auth: tuple[str, str] | None, insecure: bool) -> None:
-        self._transport = Transport(reference, auth=auth, insecure=insecure)
+    """Use as a context manager: after ``seconds`` every connection is closed, also a waiting one."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        *,
+        auth: tuple[str, str] | None,
+        access: Access,
+        seconds: float | None = None,
+    ) -> None:
+        self._transport = RegistryTransport(reference, auth=auth, access=access, seconds=seconds)
         self._reference = reference
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transport.close()
 
     def manifest(self, platform: str) -> Manifest:
         body = self._document(self._reference.version, self._reference.digest)
@@ -67,8 +84,9 @@ class Registry:
     ) -> Generator[tuple[BinaryIO, str]]:
         """Download layers, given with the digest of their content, and yield each as an open file.
 
-        ``has`` says whether a layer turned up meanwhile. A file is removed when the caller asks for the next
-        one. Closing the generator early stops the others; what they have is kept for another time.
+        ``has`` says whether another process has stored a layer in the meantime. A file is removed when the
+        caller asks for the next one. Closing the generator early stops the others; their partial downloads
+        are kept.
         """
         os.makedirs(directory, mode=0o700, exist_ok=True)
         stop = threading.Event()
@@ -88,7 +106,7 @@ class Registry:
                     file = future.result()
                     if file is not None:
                         yield file, diff_id
-                        os.unlink(_part(directory, blob))  # still locked, so nobody else is at it
+                        os.unlink(_part(directory, blob))  # still locked, so no other process uses it
                         file.close()
             finally:
                 stop.set()
@@ -104,11 +122,11 @@ class Registry:
     def _download(
         self, blob: Blob, directory: str, report: Progress, stop: threading.Event, has: Callable[[], bool]
     ) -> BinaryIO | None:
-        """The finished download, locked until it is closed; ``None`` if the layer is no longer needed."""
+        """Return the finished download, locked until it is closed; ``None`` if the layer is not needed."""
         file = _open_locked(_part(directory, blob), stop)
         try:
             if has():
-                os.unlink(_part(directory, blob))  # whoever was first is done with it; this is a new one
+                os.unlink(_part(directory, blob))  # the process that had it is done; this is a new one
                 file.close()
                 return None
             _Download(self._transport, blob, file.fileno(), report, stop).run()
@@ -124,7 +142,7 @@ class _Download:
     """One layer into one open file, which may hold its beginning already."""
 
     def __init__(
-        self, transport: Transport, blob: Blob, fd: int, report: Progress, stop: threading.Event
+        self, transport: RegistryTransport, blob: Blob, fd: int, report: Progress, stop: threading.Event
     ) -> None:
         self._transport = transport
         self._blob = blob
@@ -145,7 +163,7 @@ class _Download:
             except NETWORK_ERRORS as error:
                 failures = 1 if self._done > before else failures + 1
                 if failures >= ATTEMPTS:
-                    raise ImageError(f"download of {self._blob.digest} broke off: {error}") from error
+                    raise ImageError(f"download of {self._blob.digest} broke off") from error
                 time.sleep(0.1 * failures)
         if "sha256:" + self._hash.hexdigest() != self._blob.digest:
             self._restart()
@@ -205,6 +223,20 @@ def _read_document(response: http.client.HTTPResponse) -> bytes:
 
 def _part(directory: str, blob: Blob) -> str:
     return f"{directory}/{blob.digest.removeprefix('sha256:')}.part"
+
+
+def remove_other_parts(directory: str, wanted: Sequence[Blob]) -> None:
+    """Remove partial downloads that no process works on, except those that are needed now."""
+    kept = {os.path.basename(_part(directory, blob)) for blob in wanted}
+    for name in os.listdir(directory) if os.path.isdir(directory) else ():
+        if name in kept:
+            continue
+        with (
+            contextlib.suppress(FileNotFoundError, BlockingIOError),
+            open(f"{directory}/{name}", "rb") as file,
+        ):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(f"{directory}/{name}")
 
 
 def _open_locked(path: str, stop: threading.Event) -> BinaryIO:

@@ -5,15 +5,16 @@ On disk, below ``<data>/images``::
     host/<12 digits>/image.json  root/  [usr/]   generated skeletons, one per state of the host and masks
     layers/<sha256>/layer.json   fs/             unpacked layers, shared by the images that list them
     records/<sha256>/image.json  top/            images, each with the layer that adapts it
-    blobs/<sha256>.part                          downloads to be continued
+    blobs/[<project>/]<sha256>.part              downloads to be continued
     build/                                       work in progress
 
-A directory appears under its final name by one rename after it is complete, so whatever is there is whole.
+A directory appears under its final name by one rename after it is complete.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -25,28 +26,47 @@ from typing import BinaryIO, TypeVar
 
 from sandkeep.errors import ImageError, InvalidRequest
 from sandkeep.host.images import hostimage
+from sandkeep.host.images.allowance import UNLIMITED, Allowance, Spending
 from sandkeep.host.images.files import locked
 from sandkeep.host.images.hostimage import programs
-from sandkeep.host.images.image import Image, Kind
-from sandkeep.host.images.oci import Config, DockerArchive, Layout, digest_of, own_platform, parse_config
+from sandkeep.host.images.image import Image, ImageKind
+from sandkeep.host.images.oci import (
+    Blob,
+    DockerArchive,
+    ImageConfig,
+    Layout,
+    digest_of,
+    own_platform,
+    parse_config,
+)
 from sandkeep.host.images.records import Records, find, publish
-from sandkeep.host.images.reference import parse_reference
-from sandkeep.host.images.registry import Progress, Registry
-from sandkeep.host.images.streams import CHUNK, Hashing, Source, decompressed
+from sandkeep.host.images.reference import Reference, parse_reference
+from sandkeep.host.images.registry import Progress, Registry, remove_other_parts
+from sandkeep.host.images.streams import CHUNK, ByteSource, Hashing, decompressed
+from sandkeep.host.images.transport import OPERATOR, Access
 from sandkeep.host.images.tree import Mode, flavour_of
+from sandkeep.host.layers.values import check_name
 from sandkeep.host.rootfs import ImageDefaults
+from sandkeep.linux.overlay import Way
 
 T = TypeVar("T")
+
+_HOST_ATTEMPTS = 6
+_HOST_PAUSE = 0.5
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
 class ImageStore:
     """All images below one data directory. Any number of processes may use one at the same time."""
 
-    def __init__(self, data_dir: str, *, mode: Mode) -> None:
+    def __init__(self, data_dir: str, *, mode: Mode, way: Way | None = None) -> None:
+        """``way`` is how overlays are mounted, by default the newest that works."""
         self.data_dir = os.path.abspath(data_dir)
         self.mode: Mode = mode
-        self._records = Records(self.data_dir, mode=mode)
+        self._records = Records(self.data_dir, mode=mode, way=way)
         self.directory = self._records.directory
+        self._proved: set[tuple[str, str]] = set()
+        """Projects, each with a layer it has fetched in whole, while its image is not recorded yet."""
 
     # --- the host image --------------------------------------------------------------------------------
 
@@ -55,39 +75,73 @@ class ImageStore:
 
         ``masks`` are paths below ``/usr`` to hide. Raises ``HostCannot`` where ``/usr`` is not merged.
         """
-        key = hostimage.host_key()
         hidden = hostimage.normal_masks(tuple(masks))
-        recipe = [hostimage.FORMAT, key, self.mode, hidden, programs.platform_prefix()]
-        name = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
-        final = f"{self.directory}/host/{name}"
+        final, key = self._host_now(hidden)
         if image := self._records.use_host(final):
             return image
         with locked(f"{self.directory}/host.lock"):
-            if image := self._records.use_host(final):
-                return image
-            if progress:
-                progress("host image", 0, 0)
-            with self._records.building("host") as work:
-                built = hostimage.build(work, mode=self.mode, masks=hidden)
-                image = Image(
-                    id=f"host@{name}",
-                    kind="host",
-                    flavour=flavour_of(self.mode),
-                    slots=hostimage.slots(final, mode=self.mode),
-                    defaults=ImageDefaults(env=hostimage.ENV),
-                    created_ms=time.time_ns() // 1_000_000,
-                    size=built.size,
-                    names=("host",),
-                    binds=built.binds,
-                    host_key=key,
-                    warnings=built.warnings,
+            for attempt in range(1, _HOST_ATTEMPTS + 1):
+                # While a package manager is at work files go that were just listed.
+                final, key = self._host_now(hidden)
+                if image := self._records.use_host(final):
+                    return image
+                if progress:
+                    progress("host image", 0, 0)
+                try:
+                    image = self._build_host(final, key, hidden, last=attempt == _HOST_ATTEMPTS)
+                except OSError as error:
+                    if error.errno not in _VANISHED:
+                        raise
+                    image, why = None, error
+                if image is not None:
+                    break
+                time.sleep(_HOST_PAUSE)
+            else:
+                raise ImageError(
+                    f"the machine's packages change while the host image is built: {why}",
+                    hint="try again when the package manager is done",
                 )
-                self._records.write(work, image)
-                publish(work, final)
             self._records.remove_old_hosts()
             if progress:
                 progress("host image", image.size, image.size)
         return image
+
+    def _host_now(self, hidden: tuple[str, ...]) -> tuple[str, str]:
+        """Where the skeleton for the host as it is now belongs, and the key of that state."""
+        key = hostimage.host_key()
+        recipe = [hostimage.FORMAT, key, self.mode, hidden, programs.platform_prefix()]
+        name = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
+        return f"{self.directory}/host/{name}", key
+
+    def _build_host(self, final: str, key: str, hidden: tuple[str, ...], *, last: bool) -> Image | None:
+        """Build and publish; return ``None`` if the host changed, except for the ``last`` attempt."""
+        with self._records.building("host") as work:
+            built = hostimage.build(work, mode=self.mode, masks=hidden)
+            if not last and hostimage.host_key() != key:
+                return None
+            image = Image(
+                id=f"host@{os.path.basename(final)}",
+                kind="host",
+                flavour=flavour_of(self.mode),
+                slots=hostimage.slots(final, mode=self.mode),
+                defaults=ImageDefaults(env=hostimage.ENV),
+                created_ms=time.time_ns() // 1_000_000,
+                size=built.size,
+                names=("host",),
+                binds=built.binds,
+                host_key=key,
+                warnings=built.warnings,
+                runtimes=built.runtimes,
+            )
+            self._records.write(work, image)
+            publish(work, final)
+        return image
+
+    def collect(self) -> None:
+        """Remove host images of the past that nothing refers to any more."""
+        if self._records.has_old_hosts():
+            with locked(f"{self.directory}/host.lock"):
+                self._records.remove_old_hosts()
 
     def warning_for(self, key: str | None) -> str | None:
         """What to tell someone resuming a snapshot made when the host's key was ``key``."""
@@ -128,7 +182,9 @@ class ImageStore:
         with _open(path) as source:
             return self._import_stream(source, name=name, kind="tar", finished=lambda: None)
 
-    def _import_stream(self, source: Source, *, name: str, kind: Kind, finished: Callable[[], None]) -> Image:
+    def _import_stream(
+        self, source: ByteSource, *, name: str, kind: ImageKind, finished: Callable[[], None]
+    ) -> Image:
         _check_name(name)
         with self._records.adding():
             layer = self._records.add_layer(source, None, whiteouts=False)
@@ -176,33 +232,93 @@ class ImageStore:
         *,
         platform: str | None = None,
         auth: tuple[str, str] | None = None,
-        insecure: bool = False,
+        access: Access = OPERATOR,
+        project: str | None = None,
+        allowance: Allowance = UNLIMITED,
         progress: Progress | None = None,
     ) -> Image:
-        """Fetch an image from a registry; layers already here are not fetched again.
+        """Fetch an image from a registry, for a project or for all projects.
 
-        ``auth`` is a user name and password, by default what ``docker login`` stored. ``insecure`` allows
-        plain HTTP and untrusted certificates. ``progress`` gets a layer's digest, bytes done and bytes total.
+        Layers that the project has already are not fetched again. Other layers are, even if they are stored:
+        a registry may name the layers of another project's image, and only the content proves a right to it.
+
+        ``auth`` is a user name and password, for the operator by default what ``docker login`` stored.
+        ``access`` is what the caller may connect to, ``allowance`` how much it may take. ``progress`` gets a
+        layer's digest, bytes done and the total.
         """
         parsed = parse_reference(reference)
-        registry = Registry(parsed, auth=(auth[0], auth[1]) if auth else None, insecure=insecure)
+        spending = Spending(allowance, self.directory)
+        with Registry(
+            parsed, auth=(auth[0], auth[1]) if auth else None, access=access, seconds=allowance.seconds
+        ) as registry:
+            return self._pull(registry, parsed, platform, project, spending, progress)
+
+    def _pull(
+        self,
+        registry: Registry,
+        parsed: Reference,
+        platform: str | None,
+        project: str | None,
+        spending: Spending,
+        progress: Progress | None,
+    ) -> Image:
         manifest = registry.manifest(platform or own_platform())
         config = parse_config(registry.config(manifest.config), manifest.config.digest)
-        with self._records.adding():
-            wanted = [
-                (blob, diff_id)
-                for blob, diff_id in dict.fromkeys(pairs(manifest.layers, config.diff_ids))
-                if not self._records.has_layer(diff_id)
-            ]
-            layers = registry.layers(
-                wanted, f"{self.directory}/blobs", has=self._records.has_layer, progress=progress
-            )
-            with contextlib.closing(layers):
-                for packed, diff_id in layers:
-                    self._records.add_layer(packed, diff_id, whiteouts=True)
-            return self._add_configured(config, name=str(parsed), kind="oci")
+        try:
+            with self._records.adding([config.digest, *config.diff_ids]):
+                if project is not None:
+                    self._records.check_room(project, config.digest, 0, spending.allowance)
+                layers = pairs(manifest.layers, config.diff_ids)
+                self._fetch(registry, layers, project, spending, progress)
+                made = self._add_configured(
+                    config, name=str(parsed), kind="oci", project=project, allowance=spending.allowance
+                )
+        except BaseException:
+            if project is not None:
+                self._records.sweep()  # otherwise the unpacked layers would stay without an owner
+            raise
+        finally:
+            self._proved -= {(project or "", layer) for layer in config.diff_ids}
+        return made.seen_by(project) or made
 
-    def _add_configured(self, config: Config, *, name: str, kind: Kind) -> Image:
+    def _fetch(
+        self,
+        registry: Registry,
+        layers: Sequence[tuple[Blob, str]],
+        project: str | None,
+        spending: Spending,
+        progress: Progress | None,
+    ) -> None:
+        known = None if project is None else self._records.layers_of(project)
+
+        def has(diff_id: str) -> bool:
+            proved = known is None or diff_id in known or (project, diff_id) in self._proved
+            return proved and self._records.has_layer(diff_id)
+
+        wanted = [(blob, diff_id) for blob, diff_id in dict.fromkeys(layers) if not has(diff_id)]
+        for diff_id in {diff_id for _, diff_id in layers} - {diff_id for _, diff_id in wanted}:
+            size, entries = self._records.layer_size(diff_id)
+            spending.add_bytes(size)
+            spending.add_entries(entries)
+        spending.check_download(sum(blob.size for blob, _ in wanted))
+        # Apart for each project: what another one has begun to fetch would prove nothing.
+        directory = f"{self.directory}/blobs" + (f"/{check_name(project, 'project')}" if project else "")
+        if project:
+            remove_other_parts(directory, [blob for blob, _ in wanted])
+        with contextlib.closing(registry.layers(wanted, directory, has=has, progress=progress)) as arriving:
+            for packed, diff_id in arriving:
+                self._records.add_layer(packed, diff_id, whiteouts=True, spending=spending)
+                self._proved.add((project or "", diff_id))
+
+    def _add_configured(
+        self,
+        config: ImageConfig,
+        *,
+        name: str,
+        kind: ImageKind,
+        project: str | None = None,
+        allowance: Allowance | None = None,
+    ) -> Image:
         return self._records.add_image(
             config.digest,
             config.diff_ids,
@@ -211,24 +327,34 @@ class ImageStore:
             user=config.user,
             env=config.env,
             config=config.raw,
+            project=project,
+            allowance=allowance,
         )
 
     # --- what there is ---------------------------------------------------------------------------------
 
-    def get(self, name: str) -> Image:
-        """The image with that name or id; ``host`` is the host as it is now. Raises ``NotFound``."""
-        return self.host() if name == "host" else find(self._records.images(), name)
+    def get(self, name: str, *, project: str | None = None) -> Image:
+        """The image with that name or id; ``host`` is the host as it is now. Raises ``NotFound``.
 
-    def list(self) -> list[Image]:
-        """Every image, oldest first."""
-        return self._records.images()
+        For a project, one that it fetched or that is for all projects; without one, any by its id.
+        """
+        return self.host() if name == "host" else find(self._records.images(), name, project)
 
-    def remove(self, name: str) -> None:
+    def list(self, *, project: str | None = None) -> list[Image]:
+        """Every image, or those a project may use, oldest first."""
+        return [image for each in self._records.images() if (image := each.seen_by(project)) is not None]
+
+    def remove(self, name: str, *, project: str | None = None) -> None:
         """Remove a name, and with its last name the image and the layers only it used.
 
-        Raises ``NotFound``, or ``WrongState`` while a layer or a session uses the image.
+        The name is the project's, or one for all projects. Raises ``NotFound``, or ``WrongState`` while a
+        layer or a session uses an image for all projects.
         """
-        self._records.remove(self.get(name), name)
+        self._records.remove(self.get(name, project=project), name, project)
+
+    def sweep(self) -> None:
+        """Remove what no project and no name leads to any more."""
+        self._records.sweep()
 
 
 def pairs(layers: Sequence[T], diff_ids: Sequence[str]) -> list[tuple[T, str]]:

@@ -16,23 +16,32 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Protocol
 
-from sandkeep.errors import ImageError
+from sandkeep.errors import ArchiveError, ImageError
 
 CHUNK = 1 << 20
-_PIECE = 1 << 10
+_SMALL_CHUNK = 1 << 10
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _UNREADABLE = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     def read(self, size: int, /) -> bytes: ...
+
+
+@contextlib.contextmanager
+def archive_errors() -> Iterator[None]:
+    """Turn what is wrong with an image's archive into an ``ImageError``."""
+    try:
+        yield
+    except ArchiveError as error:
+        raise ImageError(f"damaged archive: {error}", **error.details) from error
 
 
 class Hashing:
     """Passes a source through, keeping its SHA-256 and length."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._hash = hashlib.sha256()
         self.length = 0
@@ -52,7 +61,7 @@ class Hashing:
 
 
 class Limited:
-    """``size`` bytes of a file object from ``offset`` on; nobody else may use the file meanwhile."""
+    """``size`` bytes of a file object from ``offset`` on. Nothing else may use the file until then."""
 
     def __init__(self, file: BinaryIO, offset: int, size: int) -> None:
         self._file = file
@@ -68,7 +77,7 @@ class Limited:
 class _Pushback:
     """A source whose first bytes were already taken."""
 
-    def __init__(self, head: bytes, source: Source) -> None:
+    def __init__(self, head: bytes, source: ByteSource) -> None:
         self._head = head
         self._source = source
 
@@ -101,8 +110,8 @@ class _Gzip:
         return self._inner.unused_data
 
 
-class _Piecewise:
-    """The same around one that gives all its input stands for: it gets little at a time."""
+class _SmallChunks:
+    """The same around a decompressor without an output limit: it gets little input at a time."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -110,11 +119,12 @@ class _Piecewise:
         self._at = 0
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
+        del max_length  # the inner one knows no limit; little input keeps its output small
         if data:
             self._data, self._at = data, 0
-        piece = self._data[self._at : self._at + _PIECE]
-        self._at += len(piece)
-        plain: bytes = self._inner.decompress(piece)
+        chunk = self._data[self._at : self._at + _SMALL_CHUNK]
+        self._at += len(chunk)
+        plain: bytes = self._inner.decompress(chunk)
         return plain
 
     @property
@@ -136,7 +146,7 @@ class _Decompressing:
     No more than a chunk at a time: a few bytes of input may stand for gigabytes.
     """
 
-    def __init__(self, source: Source, factory: Callable[[], Any], format_name: str) -> None:
+    def __init__(self, source: ByteSource, factory: Callable[[], Any], format_name: str) -> None:
         self._source = source
         self._factory = factory
         self._format = format_name
@@ -174,7 +184,7 @@ class _Decompressing:
 
 
 @contextlib.contextmanager
-def decompressed(source: Source) -> Iterator[Source]:
+def decompressed(source: ByteSource) -> Iterator[ByteSource]:
     """The plain bytes of a gzip, zstd or uncompressed source."""
     head = b""
     while len(head) < 6 and (more := source.read(6 - len(head))):
@@ -204,12 +214,12 @@ def _zstd_factory() -> Callable[[], Any] | None:
             return factory
     with contextlib.suppress(ImportError):
         zstandard = importlib.import_module("zstandard")
-        return lambda: _Piecewise(zstandard.ZstdDecompressor().decompressobj())
+        return lambda: _SmallChunks(zstandard.ZstdDecompressor().decompressobj())
     return None
 
 
 @contextlib.contextmanager
-def _zstd_program(source: Source) -> Iterator[Source]:
+def _zstd_program(source: ByteSource) -> Iterator[ByteSource]:
     program = shutil.which("zstd")
     if program is None:
         raise ImageError(

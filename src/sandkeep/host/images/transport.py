@@ -1,7 +1,9 @@
 """HTTP to one registry: authentication, redirects, retries. No caching, no threads, no files.
 
 Credentials are sent to the registry and to the token service it names, never to where a redirect leads: blobs
-are commonly served from somebody else's storage. Plain HTTP is used for loopback or when asked for only.
+are commonly served from another company's storage. Plain HTTP is used for loopback or when asked for only.
+
+Every hop (the registry, redirects, the token service) is connected to as the caller's ``Access`` allows.
 """
 
 from __future__ import annotations
@@ -13,60 +15,119 @@ import ipaddress
 import json
 import os
 import re
+import socket
 import ssl
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sandkeep.errors import ImageError, NotFound
+from sandkeep import fetch
+from sandkeep.errors import ImageError, LimitReached, NotFound
+from sandkeep.fetch import NETWORK_ERRORS, Exchange
 from sandkeep.host.images.reference import HUB, Reference
+from sandkeep.reach import ANYWHERE, HINT, Reach, Unreachable
 
 TIMEOUT = 30.0
 ATTEMPTS = 5
 _PAUSE = 0.2
 _MOST_REDIRECTS = 5
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
-_REDIRECTS = (301, 302, 303, 307, 308)
+_MEANINGS = {
+    401: "the registry answers 401: it wants other credentials",
+    403: "the registry answers 403: it refuses",
+    404: "the registry answers 404: there is no such image",
+}
 _PARAMETER = re.compile(r'([a-zA-Z]+)="([^"]*)"')
 
-NETWORK_ERRORS = (OSError, http.client.HTTPException)
-"""What a broken connection raises while a response is read; the caller may ask again."""
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a caller's pull may be made: to which addresses, with how much trust, and what it is told."""
+
+    reach: Reach = ANYWHERE
+    """Which addresses it may connect to, at every hop."""
+    insecure: bool = False
+    """Allow plain HTTP and certificates of unknown authorities."""
+    insecure_hosts: Collection[str] | None = None
+    """Where ``insecure`` holds, by host and port; anywhere when not given."""
+    operator: bool = True
+    """It is the operator who asks: the registry's own words are shown, the machine's proxy is used, and so is
+    what ``docker login`` stored."""
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Access:
+        return cls(**{**body, "reach": Reach(**body["reach"])})
+
+    def trusts(self, netloc: str) -> bool:
+        return self.insecure and (self.insecure_hosts is None or netloc in self.insecure_hosts)
 
 
-class Transport:
+OPERATOR = Access()
+
+
+class RegistryTransport:
     """Requests about one repository. Safe to use from several threads."""
 
-    def __init__(self, reference: Reference, *, auth: tuple[str, str] | None, insecure: bool) -> None:
+    def __init__(
+        self,
+        reference: Reference,
+        *,
+        auth: tuple[str, str] | None,
+        access: Access,
+        seconds: float | None = None,
+    ) -> None:
         self._reference = reference
-        self._insecure = insecure
-        self._plain_allowed = insecure or _is_loopback(
-            urllib.parse.urlsplit(f"//{reference.endpoint}").hostname
-        )
-        self._credentials = auth or stored_credentials(reference.host)
+        self._access = access
+        self._seconds = seconds
+        self._open: set[socket.socket] = set()
+        """Connections, so that they can be cut: a server may send a byte now and then."""
+        self._cutting = threading.Lock()
+        self._late = False
+        self._timer = threading.Timer(seconds or 0, self._cut)
+        self._timer.daemon = True
+        if seconds is not None:
+            self._timer.start()
+        # What the operator stored is for the operator: others bring their own.
+        self._credentials = auth or (stored_credentials(reference.host) if access.operator else None)
         self._authorization: str | None = None
         self._lock = threading.Lock()
         self._base = f"{self._scheme()}://{reference.endpoint}/v2/"
 
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _cut(self) -> None:
+        with self._cutting:
+            self._late = True
+            for sock in self._open:
+                # On a duplicate: shutting down a TLS socket object would pull it from under its reader.
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(sock.fileno())) as copy:
+                    copy.shutdown(socket.SHUT_RDWR)
+
     @contextlib.contextmanager
     def get(self, path: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
-        """The response to a GET below this repository: 200, 206 or 416; anything else is raised."""
+        """Yield the response to a GET below this repository: 200, 206 or 416; anything else is raised."""
         url = f"{self._base}{self._reference.repository}/{path}"
         failure = "no answer"
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(_PAUSE * 2 ** (attempt - 1))
             try:
-                connection, response = self._send(url, dict(headers))
+                exchange = self._send(url, dict(headers))
             except NETWORK_ERRORS as error:
                 if isinstance(error, ssl.SSLCertVerificationError):
                     raise ImageError(
                         f"cannot trust {self._reference.host}: {error.verify_message}"
                     ) from error
-                failure = str(error) or type(error).__name__
+                failure = self._told(error)
+                if isinstance(error, Unreachable) and error.final:
+                    break
                 continue
-            with contextlib.closing(connection), response:
+            with self._closing(exchange) as response:
                 if response.status in (200, 206, 416):
                     yield response
                     return
@@ -74,13 +135,17 @@ class Transport:
                 if response.status not in _TRANSIENT:
                     kind = NotFound if response.status == 404 else ImageError
                     raise kind(f"{self._reference}: {failure}", image=str(self._reference))
-        raise ImageError(f"{self._reference}: {failure} (asked {ATTEMPTS} times)", image=str(self._reference))
+        hint = None if self._access.operator else HINT
+        raise ImageError(f"{self._reference}: {failure}", hint=hint, image=str(self._reference))
+
+    def _told(self, error: Exception) -> str:
+        if isinstance(error, Unreachable):
+            return str(error)
+        return (str(error) or type(error).__name__) if self._access.operator else "the connection broke off"
 
     # --- one request -----------------------------------------------------------------------------------
 
-    def _send(
-        self, url: str, headers: dict[str, str]
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    def _send(self, url: str, headers: dict[str, str]) -> Exchange:
         """Send with authorization, following redirects and answering one challenge."""
         challenged = False
         origin = url
@@ -89,70 +154,105 @@ class Transport:
                 headers["Authorization"] = self._authorization
             else:
                 headers.pop("Authorization", None)
-            connection, response = self._once(url, headers)
-            if response.status == 401 and not challenged and _same_origin(url, origin):
-                challenge = response.headers.get_all("WWW-Authenticate") or []
-                _close(connection, response)
+            exchange = self._once(url, headers)
+            if exchange.response.status == 401 and not challenged and _same_origin(url, origin):
+                challenge = exchange.response.headers.get_all("WWW-Authenticate") or []
+                self._close(exchange)
                 challenged = True
                 self._answer(challenge)
                 continue
-            location = response.headers.get("Location")
-            if response.status in _REDIRECTS and location:
-                _close(connection, response)
-                url = urllib.parse.urljoin(url, location)
+            if exchange.redirect is not None:
+                self._close(exchange)
+                url = exchange.redirect
                 self._check_scheme(url)
                 continue
-            return connection, response
+            return exchange
         raise ImageError(f"{self._reference}: too many redirects", image=str(self._reference))
 
-    def _once(
-        self, url: str, headers: Mapping[str, str]
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        parts = urllib.parse.urlsplit(url)
-        connection = self._connect(parts)
-        target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+    def _once(self, url: str, headers: Mapping[str, str]) -> Exchange:
+        """Send one request on a new connection, which ``_cut`` can find until it is closed."""
         try:
-            connection.request("GET", target, headers={"User-Agent": "sandkeep", **headers})
-            return connection, connection.getresponse()
-        except BaseException:
-            connection.close()
+            sock = self._connect(url)
+            with self._cutting:
+                if self._late:
+                    sock.close()
+                    raise self._too_late()
+                self._open.add(sock)
+            try:
+                return Exchange(sock, url, headers)
+            except BaseException:
+                with self._cutting:
+                    self._open.discard(sock)
+                raise
+        except NETWORK_ERRORS:
+            if self._late:
+                raise self._too_late() from None
             raise
 
-    def _connect(self, parts: urllib.parse.SplitResult) -> http.client.HTTPConnection:
-        host = parts.hostname or ""
+    def _close(self, exchange: Exchange) -> None:
+        with self._cutting:
+            self._open.discard(exchange.sock)
+        exchange.close()
+
+    @contextlib.contextmanager
+    def _closing(self, exchange: Exchange) -> Iterator[http.client.HTTPResponse]:
+        try:
+            yield exchange.response
+            if self._late:
+                raise self._too_late()  # a connection that was cut may look like one that ended
+        except NETWORK_ERRORS:
+            if self._late:
+                raise self._too_late() from None
+            raise
+        finally:
+            self._close(exchange)
+
+    def _too_late(self) -> LimitReached:
+        return LimitReached(
+            f"{self._reference}: a pull may take {self._seconds:g} seconds",
+            limit="pull_seconds",
+            value=self._seconds,
+        )
+
+    def _connect(self, url: str) -> socket.socket:
+        parts, reach = urllib.parse.urlsplit(url), self._access.reach
         if parts.scheme == "http":
-            return http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT)
-        context = ssl.create_default_context()
-        if self._insecure:
+            return fetch.connect(url, reach, timeout=TIMEOUT)
+        context = fetch.tls_context()
+        if self._access.trusts(parts.netloc):
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        proxy = urllib.request.getproxies().get("https")
-        if proxy and not urllib.request.proxy_bypass(host):
-            via = urllib.parse.urlsplit(proxy if "//" in proxy else f"//{proxy}")
-            connection = http.client.HTTPSConnection(
-                via.hostname or "", via.port, timeout=TIMEOUT, context=context
-            )
-            connection.set_tunnel(host, parts.port or 443)
-            return connection
-        return http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT, context=context)
+        if self._access.operator and reach.proxy is None:
+            proxy = urllib.request.getproxies().get("https")
+            if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+                reach = replace(reach, proxy=proxy)
+        return fetch.connect(url, reach, timeout=TIMEOUT, context=context)
 
     def _scheme(self) -> str:
-        """Plain HTTP only where it is allowed and nobody speaks TLS."""
-        if not self._plain_allowed:
+        """Return the scheme to use: http only where it is allowed and the registry does not speak TLS."""
+        if not self._plain_allowed(urllib.parse.urlsplit(f"//{self._reference.endpoint}")):
             return "https"
         try:
-            connection, response = self._once(f"https://{self._reference.endpoint}/v2/", {})
+            exchange = self._once(f"https://{self._reference.endpoint}/v2/", {})
         except ssl.SSLCertVerificationError:
             return "https"
         except NETWORK_ERRORS:
             return "http"
-        _close(connection, response)
+        self._close(exchange)
         return "https"
 
+    def _plain_allowed(self, parts: urllib.parse.SplitResult) -> bool:
+        return self._access.trusts(parts.netloc) or _is_loopback(parts.hostname)
+
     def _check_scheme(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        plain = parts.scheme == "http" and (self._insecure or _is_loopback(parts.hostname))
-        if parts.scheme != "https" and not plain:
+        try:
+            parts = urllib.parse.urlsplit(url)
+            usable = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ImageError(f"{self._reference}: refused to follow to something that is not an address")
+        if parts.scheme != "https" and not (parts.scheme == "http" and self._plain_allowed(parts)):
             raise ImageError(
                 f"{self._reference}: refused to go on over {parts.scheme} at {parts.netloc}",
                 image=str(self._reference),
@@ -182,8 +282,8 @@ class Transport:
         query.setdefault("scope", f"repository:{self._reference.repository}:pull")
         separator = "&" if "?" in realm else "?"
         headers = {"Authorization": self._basic()} if self._credentials else {}
-        connection, response = self._once(f"{realm}{separator}{urllib.parse.urlencode(query)}", headers)
-        with contextlib.closing(connection), response:
+        exchange = self._once(f"{realm}{separator}{urllib.parse.urlencode(query)}", headers)
+        with self._closing(exchange) as response:
             if response.status != 200:
                 raise ImageError(
                     f"{self._reference}: the token service refused: {self._explain(response)}",
@@ -197,7 +297,9 @@ class Transport:
                 raise ImageError(f"{self._reference}: the token service sent no token") from None
 
     def _explain(self, response: http.client.HTTPResponse) -> str:
-        """The registry's own words, in short."""
+        """The registry's own words, in short; for others than the operator what its status means."""
+        if not self._access.operator:
+            return _MEANINGS.get(response.status, f"the registry answers {response.status}")
         detail = response.reason
         try:
             errors = json.loads(response.read(1 << 16)).get("errors") or []
@@ -229,12 +331,6 @@ def stored_credentials(host: str) -> tuple[str, str] | None:
         if entry.get("username"):
             return str(entry["username"]), str(entry.get("password") or "")
     return None
-
-
-def _close(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
-    """Both: an unread response keeps the socket open after its connection is closed."""
-    response.close()
-    connection.close()
 
 
 def _is_loopback(host: str | None) -> bool:

@@ -25,7 +25,7 @@ def flavour_of(mode: Mode) -> Flavour:
     return "trusted" if mode == "root" else "user"
 
 
-class Tree:
+class ImageTree:
     """One overlay lower under construction."""
 
     def __init__(self, root: str, *, mode: Mode) -> None:
@@ -34,7 +34,7 @@ class Tree:
         self.flavour: Flavour = flavour_of(mode)
         self.size = 0
         os.makedirs(root, exist_ok=True)
-        os.chmod(root, 0o755)  # whatever the umask
+        os.chmod(root, 0o755)  # independent of the umask
 
     def path(self, name: str) -> str:
         return os.path.join(self.root, name) if name else self.root

@@ -1,4 +1,4 @@
-"""Unpacking an archive into one overlay directory, whoever made the archive.
+"""Unpacking an untrusted archive into one overlay directory.
 
 Names are confined: absolute ones are taken below the directory, ones with ``..`` are refused, and every
 parent is opened with ``openat2(RESOLVE_IN_ROOT)``, so a symbolic link in the archive leads nowhere outside.
@@ -13,16 +13,16 @@ import stat
 from dataclasses import dataclass
 
 from sandkeep.errors import ImageError
-from sandkeep.host.images import tarstream
-from sandkeep.host.images.streams import Source
-from sandkeep.host.images.tarstream import Member, TarReader
+from sandkeep.host.images.allowance import Spending
+from sandkeep.host.images.streams import ByteSource, archive_errors
 from sandkeep.host.images.tree import MAX_ID, Mode, flavour_of
 from sandkeep.linux import syscalls as sc
-from sandkeep.supervisor.removal import remove_tree
+from sandkeep.shared.removal import remove_tree
+from sandkeep.shared.tarreader import TarEntry, TarReader
 
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
-_NOBODY = 65534
+_UNMAPPED = 65534
 _OPEN_PARENTS = 64
 _NO_ATTRIBUTE = (errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL, errno.ENODATA, errno.ERANGE)
 
@@ -35,13 +35,17 @@ class Unpacked:
     """Device nodes, which no sandbox may have."""
 
 
-def unpack(source: Source, directory: str, *, mode: Mode, whiteouts: bool) -> Unpacked:
-    """Unpack a plain tar stream. ``whiteouts`` says whether ``.wh.`` names are an image layer's markers."""
-    with _Unpacker(directory, mode, whiteouts) as unpacker:
-        reader = TarReader(source)
-        for member in reader:
+def unpack(
+    source: ByteSource, directory: str, *, mode: Mode, whiteouts: bool, spending: Spending | None = None
+) -> Unpacked:
+    """Unpack a plain tar stream. ``whiteouts`` says whether ``.wh.`` names are an image layer's markers.
+
+    ``spending`` counts every entry that is made. Bytes are counted where the stream is read.
+    """
+    with _Unpacker(directory, mode, whiteouts, spending) as unpacker, archive_errors():
+        for member in TarReader(source.read, gunzip=False):
             try:
-                unpacker.add(member, reader)
+                unpacker.add(member)
             except OSError as error:
                 name = os.fsdecode(member.name)
                 raise ImageError(f"cannot unpack {name}: {error.strerror}", entry=name) from error
@@ -50,8 +54,9 @@ def unpack(source: Source, directory: str, *, mode: Mode, whiteouts: bool) -> Un
 
 
 class _Unpacker:
-    def __init__(self, directory: str, mode: Mode, whiteouts: bool) -> None:
+    def __init__(self, directory: str, mode: Mode, whiteouts: bool, spending: Spending | None) -> None:
         self._mode = mode
+        self._spending = spending
         self._whiteouts = whiteouts
         self._opaque = f"{flavour_of(mode)}.overlay.opaque"
         self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -66,30 +71,31 @@ class _Unpacker:
         self._forget_parents()
         os.close(self._root)
 
-    def add(self, member: Member, reader: TarReader) -> None:
+    def add(self, member: TarEntry) -> None:
         self.entries += 1
+        self._spend()
         name = _clean(member.name)
         if not name:
-            if member.type == tarstream.DIRECTORY:
+            if member.kind == "directory":
                 self._metadata(self._root, b".", member)
             return
         above, _, base = name.rpartition(b"/")
         parent = self._parent(above)
         if self._whiteouts and base.startswith(_WHITEOUT):
             self._hide(parent, base)
-        elif member.type == tarstream.DIRECTORY:
+        elif member.kind == "directory":
             self._directory(parent, base, member)
             self._directories.append((name, member.mtime_ns))
-        elif member.type == tarstream.FILE:
+        elif member.kind == "file":
             self._clear(parent, base)
-            self._file(parent, base, member, reader)
-        elif member.type == tarstream.SYMLINK:
+            self._file(parent, base, member)
+        elif member.kind == "symlink":
             self._clear(parent, base)
             os.symlink(member.link, base, dir_fd=parent)
             self._own(parent, base, member)
-        elif member.type == tarstream.HARDLINK:
+        elif member.kind == "hardlink":
             self._hardlink(parent, base, member)
-        elif member.type == tarstream.FIFO:
+        elif member.kind == "fifo":
             self._clear(parent, base)
             os.mkfifo(base, 0o600, dir_fd=parent)
             self._metadata(parent, base, member)
@@ -108,11 +114,11 @@ class _Unpacker:
 
     # --- entries ---------------------------------------------------------------------------------------
 
-    def _file(self, parent: int, base: bytes, member: Member, reader: TarReader) -> None:
+    def _file(self, parent: int, base: bytes, member: TarEntry) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(base, flags, 0o600, dir_fd=parent)
         try:
-            reader.read_into(fd)
+            member.copy_to(fd)
             uid, gid = self._ids(member)
             if uid or gid:
                 os.fchown(fd, uid, gid)
@@ -125,7 +131,7 @@ class _Unpacker:
             os.close(fd)
         self.size += member.size
 
-    def _directory(self, parent: int, base: bytes, member: Member) -> None:
+    def _directory(self, parent: int, base: bytes, member: TarEntry) -> None:
         existing = _kind(parent, base)
         if existing != stat.S_IFDIR:
             hidden = existing == stat.S_IFCHR
@@ -136,7 +142,7 @@ class _Unpacker:
                 self._make_opaque(parent, base)
         self._metadata(parent, base, member)
 
-    def _hardlink(self, parent: int, base: bytes, member: Member) -> None:
+    def _hardlink(self, parent: int, base: bytes, member: TarEntry) -> None:
         target = _clean(member.link)
         above, _, name = target.rpartition(b"/")
         try:
@@ -191,15 +197,20 @@ class _Unpacker:
                 try:
                     inner = self._open(here)
                 except FileNotFoundError:
+                    self._spend()
                     os.mkdir(parts[count - 1], dir_fd=fd)
                     inner = self._open(here)
-                    os.fchmod(inner, 0o755)  # whatever the umask
+                    os.fchmod(inner, 0o755)  # independent of the umask
                 os.close(fd)
                 fd = inner
         except BaseException:
             os.close(fd)
             raise
         return fd
+
+    def _spend(self) -> None:
+        if self._spending is not None:
+            self._spending.add_entries()
 
     def _open(self, path: bytes) -> int:
         return sc.openat2(self._root, path or b".", os.O_RDONLY | os.O_DIRECTORY)
@@ -226,20 +237,20 @@ class _Unpacker:
                 os.close(fd)
                 del self._parents[above]
 
-    def _ids(self, member: Member) -> tuple[int, int]:
+    def _ids(self, member: TarEntry) -> tuple[int, int]:
         if self._mode == "single":
             return 0, 0
         return (
-            member.uid if 0 <= member.uid <= MAX_ID else _NOBODY,
-            member.gid if 0 <= member.gid <= MAX_ID else _NOBODY,
+            member.uid if 0 <= member.uid <= MAX_ID else _UNMAPPED,
+            member.gid if 0 <= member.gid <= MAX_ID else _UNMAPPED,
         )
 
-    def _own(self, parent: int, base: bytes, member: Member) -> None:
+    def _own(self, parent: int, base: bytes, member: TarEntry) -> None:
         uid, gid = self._ids(member)
         if uid or gid:
             os.chown(base, uid, gid, dir_fd=parent, follow_symlinks=False)
 
-    def _metadata(self, parent: int, base: bytes, member: Member) -> None:
+    def _metadata(self, parent: int, base: bytes, member: TarEntry) -> None:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(base, flags, dir_fd=parent)
         try:
@@ -284,10 +295,10 @@ def _same(parent: int, base: bytes, other_parent: int, other: bytes) -> bool:
     return (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino)
 
 
-def _set_attribute(fd: int, name: str, value: bytes) -> None:
+def _set_attribute(fd: int, name: bytes, value: bytes) -> None:
     """Set an attribute an image may carry: capabilities and plain user attributes, never overlayfs's own."""
-    if name != "security.capability" and (
-        not name.startswith("user.") or name.startswith(("user.overlay.", "user.fuseoverlayfs."))
+    if name != b"security.capability" and (
+        not name.startswith(b"user.") or name.startswith((b"user.overlay.", b"user.fuseoverlayfs."))
     ):
         return
     try:

@@ -12,27 +12,20 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from sandkeep.host.rootfs import Flavour
+from sandkeep.linux import overlay
 from sandkeep.linux import syscalls as sc
+from sandkeep.linux.overlay import Way
 
 _MOST_LINKS = 40
 
 
 class View:
-    def __init__(self, layers: Sequence[str], *, flavour: Flavour) -> None:
-        """``layers`` are directories, topmost first."""
+    def __init__(self, layers: Sequence[str], *, flavour: Flavour, way: Way) -> None:
+        """``layers`` are directories, topmost first; ``way`` is how to mount them."""
         if len(layers) == 1:
             self._root = os.open(layers[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            return
-        fs = sc.fsopen("overlay")
-        try:
-            for layer in layers:
-                sc.fsconfig_string(fs, "lowerdir+", layer)
-            if flavour == "user":
-                sc.fsconfig_flag(fs, "userxattr")
-            sc.fsconfig_create(fs)
-            self._root = sc.fsmount(fs, sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOSUID)
-        finally:
-            os.close(fs)
+        else:
+            self._root = overlay.read_only(layers, ["userxattr"] if flavour == "user" else [], way)
 
     def __enter__(self) -> View:
         return self
@@ -92,7 +85,7 @@ class View:
             links += 1
             if target.startswith("/"):
                 done = []
-            todo = [piece for piece in target.split("/") if piece not in ("", ".")] + todo
+            todo = [part for part in target.split("/") if part not in ("", ".")] + todo
         return "/".join(done)
 
     def _link(self, path: str) -> str | None:

@@ -1,6 +1,18 @@
-"""Layers: where the changes a session made go, and how a later session finds them; see ``store.py``."""
+"""Layers: where the changes that a session made go, and how a later session finds them.
 
-from sandkeep.host.layers.store import LayerStore, Recovery
-from sandkeep.host.layers.values import Layer
+``store``     `LayerStore`: publish, look up, compose, reference, measure, delete, recover
+``values``    a layer as a value, and its ``meta.json``
+``marks``     which holders need a layer, as empty files in its directory
+``sessions``  session directories as the store sees them: layers they need, uppers they left
+``fold``      merges several overlay directories into one that shows the same
+``tree``      walks and removes trees that a sandbox has made
+``below``     what a chain of layers stands on
+``repair``    finds damaged layers, and puts a layer's record back
+``lock``      locks of the store that exclude threads and processes alike
+``btrfs``     makes the data directory a subvolume where it is on btrfs
+"""
 
-__all__ = ["Layer", "LayerStore", "Recovery"]
+from sandkeep.host.layers.store import LayerStore
+from sandkeep.host.layers.values import Layer, Recovered
+
+__all__ = ["Layer", "LayerStore", "Recovered"]

@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 from sandkeep.host.layers.tree import open_directory
 from sandkeep.host.rootfs import Flavour
-from sandkeep.linux import syscalls
-from sandkeep.supervisor.copying import (
+from sandkeep.linux import overlay
+from sandkeep.linux.overlay import Way
+from sandkeep.shared.copying import (
     EntryCopier,
     apply_attributes,
     check_depth,
@@ -54,10 +55,13 @@ class _Found(NamedTuple):
     redirect: bytes
 
 
-def merge(inputs: list[str], *, below: list[str], dest: str, scratch: str, flavour: Flavour) -> None:
+def merge(
+    inputs: list[str], *, below: list[str], dest: str, scratch: str, flavour: Flavour, way: Way
+) -> None:
     """Merge ``inputs``, topmost first, into the new directory ``dest`` on the same file system.
 
-    ``below`` are the overlay directories under the inputs, ``scratch`` is a path for an empty directory.
+    ``below`` are the overlay directories under the inputs, ``scratch`` is a path for an empty directory,
+    ``way`` how to mount what is below.
     """
     os.makedirs(dest, mode=0o700)
     os.makedirs(scratch, mode=0o700, exist_ok=True)
@@ -69,7 +73,8 @@ def merge(inputs: list[str], *, below: list[str], dest: str, scratch: str, flavo
 
         roots = [opened(open_directory(path)) for path in inputs]
         target = opened(open_directory(dest))
-        view = opened(_mount_read_only([scratch, *below], flavour)) if below else None
+        options = ["userxattr" if flavour == "user" else "redirect_dir=follow"]
+        view = opened(overlay.read_only([scratch, *below], options, way)) if below else None
         _Merge(roots, target, view, flavour).run()
 
 
@@ -145,25 +150,10 @@ class _Merge:
         self._copied[key] = (node.path, name)
 
     def _child(self, node: _Node, name: bytes, listings: list[dict[bytes, tuple[int, int]]]) -> _Node:
-        """The directory ``name`` in ``node``: which inputs it merges, and how it goes on below them."""
+        """Return the directory ``name`` in ``node``: the inputs it merges, and what is below them."""
         sources: list[tuple[int, bytes]] = []
-        wanted, absolute, cut = name, None, False
-        for (index, path), listing in zip(node.sources, listings, strict=True):
-            if wanted not in listing:
-                continue
-            if not stat.S_ISDIR(listing[wanted][0]):
-                cut = True
-                break
-            found = _join(path, wanted)
-            sources.append((index, found))
-            opaque, redirect = self._marks(index, found)
-            if opaque:
-                cut = True
-                break
-            if redirect is not None and redirect.startswith(b"/"):
-                absolute = redirect
-                break
-            wanted = redirect or wanted
+        wanted, cut = self._merge(node, name, listings, sources)
+        absolute = wanted if wanted.startswith(b"/") else None
         if absolute is not None:
             absolute, cut = self._follow_down(absolute, sources)
         path = _join(node.path, name)
@@ -180,6 +170,33 @@ class _Merge:
         hides = below is None and node.below is not None and (cut or moved)
         redirect = (absolute or wanted) if moved and below is not None else None
         return _Node(path, tuple(sources), below, hides, redirect)
+
+    def _merge(
+        self,
+        node: _Node,
+        name: bytes,
+        listings: list[dict[bytes, tuple[int, int]]],
+        sources: list[tuple[int, bytes]],
+    ) -> tuple[bytes, bool]:
+        """Add the directories that ``name`` merges to ``sources``.
+
+        Returns the name under which lower layers go on, absolute after an absolute redirect, and whether the
+        merge ends above them.
+        """
+        for (index, path), listing in zip(node.sources, listings, strict=True):
+            if name not in listing:
+                continue
+            if not stat.S_ISDIR(listing[name][0]):
+                return name, True
+            directory = _join(path, name)
+            sources.append((index, directory))
+            opaque, redirect = self._marks(index, directory)
+            if opaque:
+                return name, True
+            name = redirect or name
+            if name.startswith(b"/"):
+                break
+        return name, False
 
     def _follow_down(self, redirect: bytes, sources: list[tuple[int, bytes]]) -> tuple[bytes, bool]:
         """Look an absolute redirect up in every input under the one that has it."""
@@ -268,22 +285,6 @@ class _Merge:
             return False
         os.close(fd)
         return True
-
-
-def _mount_read_only(lowers: list[str], flavour: Flavour) -> int:
-    """A detached overlay of ``lowers``, topmost first; at least two, or the kernel refuses."""
-    fs = syscalls.fsopen("overlay")
-    try:
-        for lower in lowers:
-            syscalls.fsconfig_string(fs, "lowerdir+", lower)
-        if flavour == "user":
-            syscalls.fsconfig_flag(fs, "userxattr")
-        else:
-            syscalls.fsconfig_string(fs, "redirect_dir", "follow")
-        syscalls.fsconfig_create(fs)
-        return syscalls.fsmount(fs, syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NODEV)
-    finally:
-        os.close(fs)
 
 
 def _listing(fd: int) -> dict[bytes, tuple[int, int]]:

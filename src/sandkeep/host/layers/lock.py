@@ -7,6 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sandkeep.shared.locks import is_locked
+
+__all__ = ["FileLock", "is_locked"]
+
 
 class FileLock:
     """Held for one ``with`` block; not reentrant. The kernel drops it with the process."""
@@ -31,22 +35,6 @@ class FileLock:
             fcntl.flock(fd, kind)
             yield
         finally:
-            # Not left to the close: a child forked meanwhile shares the descriptor, and with it the lock.
+            # Unlocked before the close: a child forked since shares the descriptor, and with it the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
-
-
-def is_locked(path: str) -> bool:
-    """Whether somebody holds the lock on this file or directory; a missing one is held by nobody."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

@@ -11,53 +11,64 @@ A layer appears by one rename and is immutable from then on. Hidden names in ``l
     .fold-<layer>    a fold being built; thrown away unless its end was reached
     .del-<name>      being deleted
 
-A layer is kept as long as a holder, a child, or a session that is not over needs it.
+A layer is kept as long as a holder, a child, or a session that has not ended needs it. It is deleted when all
+of them have released it. A layer without references of which none was released has lost them: it is set aside
+for days before it is deleted (``marks.py``).
+
+Damage concerns one layer only. Other layers are read, all layers that may be below a damaged one are kept,
+and ``repair.py`` restores its record where that follows from other files.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from sandkeep.errors import InvalidRequest, LayerError, NotFound, WrongState
+from sandkeep.host.layers import repair
+from sandkeep.host.layers.below import Below
 from sandkeep.host.layers.fold import merge
-from sandkeep.host.layers.lock import FileLock, is_locked
+from sandkeep.host.layers.lock import FileLock
+from sandkeep.host.layers.marks import KEPT_MS, Marks
 from sandkeep.host.layers.sessions import lost_sessions, session_layers, slots_of
 from sandkeep.host.layers.tree import disk_usage, remove_tree
-from sandkeep.host.layers.values import META, Layer, Retired, check_name, read_meta, write_meta
+from sandkeep.host.layers.values import (
+    META,
+    REPAIR_HINT,
+    Doubt,
+    Examined,
+    Layer,
+    Recovered,
+    Retired,
+    Swept,
+    check_name,
+    damaged,
+    is_name,
+    read_meta,
+    write_meta,
+)
 from sandkeep.host.rootfs import Flavour, Lower, Rootfs
+from sandkeep.linux.overlay import MOST_LAYERS, Way, choose_for_reading
 from sandkeep.linux.syscalls import syncfs
+from sandkeep.shared.locks import is_locked
 
-MAX_LOWERS = 500
-"""The kernel refuses an overlay with more."""
 RETIRED_GRACE_MS = 60_000
-"""How long a replaced directory stays for somebody who composed it but whose session is not on record yet."""
-_FOLD_HOLDER = "@fold"
+"""Time for which a replaced directory stays for a session that uses it but has no record yet."""
 _Names = list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What ``recover`` found."""
-
-    finished: tuple[Layer, ...]
-    """Publishes and checkpoints that had been torn and are layers now."""
-    lost: tuple[str, ...]
-    """Sessions without supervisor whose upper holds something: publish or discard them."""
-    damaged: tuple[str, ...]
-    """Layers that cannot be read, or stand on one that is missing. They are left alone."""
 
 
 class LayerStore:
     """See the module's contract. ``flavour`` is that of every layer published here from now on."""
 
-    def __init__(self, data_dir: str, *, flavour: Flavour) -> None:
+    def __init__(self, data_dir: str, *, flavour: Flavour, way: Way | None = None) -> None:
+        """``way`` is how overlays are mounted, by default the newest that works."""
         self.flavour: Flavour = flavour
         self._root = os.path.join(os.path.abspath(data_dir), "layers")
         self._sessions = os.path.join(os.path.abspath(data_dir), "sessions")
         os.makedirs(self._root, mode=0o700, exist_ok=True)
+        self._way: Way = way or choose_for_reading(self._root)
         self._lock = FileLock(os.path.join(self._root, ".lock"))
         self._fold_lock = FileLock(os.path.join(self._root, ".lock-fold"))
 
@@ -72,16 +83,18 @@ class LayerStore:
         image: str,
         host_key: str | None = None,
         holder: str | None = None,
+        on_record: bool = False,
     ) -> Layer:
-        """Make the upper of a session a layer. Two renames, whatever its size; safe to repeat after a crash.
+        """Make the upper of a session a layer. Two renames for any size; safe to repeat after a crash.
 
         ``holder`` gets a reference from the first moment, so that no ``collect`` can come between. The
-        overlay may still be mounted, as long as none of the session's processes lives.
+        overlay may still be mounted, as long as none of the session's processes lives. With ``on_record``
+        the caller knows that the session stood on ``parent``; what it wrote is kept even if that is damaged.
         """
         check_name(session, "session")
         upper = os.path.join(self._sessions, session, "fs")
         with self._lock.exclusive():
-            done = self._existing(layer, parent, image)
+            done = self._existing(layer, parent, image, host_key, on_record=on_record)
             if done is not None:
                 return done
             staged = self._path(f".new-{layer}")
@@ -91,7 +104,7 @@ class LayerStore:
                 self._prepare(staged, upper, layer, parent, image, host_key, holder)
                 os.rename(upper, os.path.join(staged, "fs"))
             os.rename(staged, self._path(layer))
-            return self._get(layer)
+            return self._require(layer) if on_record else self._get(layer)
 
     def adopt(
         self,
@@ -104,13 +117,13 @@ class LayerStore:
     ) -> Layer:
         """Make the finished checkpoint copy at ``copy_directory(layer)`` a layer; safe to repeat."""
         with self._lock.exclusive():
-            done = self._existing(layer, parent, image)
+            done = self._existing(layer, parent, image, host_key)
             if done is not None:
                 return done
             staged = self._path(f".copy-{layer}")
             copy = os.path.join(staged, "fs")
             if not os.path.isdir(copy):
-                raise NotFound(f"there is no copy for layer {layer}", kind="copy", name=layer)
+                raise NotFound(f"no copy for layer {layer}", kind="copy", name=layer)
             if is_locked(copy):
                 raise WrongState(f"the copy for layer {layer} is still being made", layer=layer)
             self._prepare(staged, copy, layer, parent, image, host_key, holder)
@@ -138,17 +151,37 @@ class LayerStore:
             self._doom(os.path.join(self._sessions, session, "fs"), f".del-upper-{session}")
         self._finish_deletions()
 
-    def _existing(self, layer: str, parent: str | None, image: str) -> Layer | None:
+    def _existing(
+        self, layer: str, parent: str | None, image: str, host_key: str | None, *, on_record: bool = False
+    ) -> Layer | None:
         """The finished layer, or ``None`` when it can be made now."""
         check_name(layer, "layer")
+        directory = self._path(layer)
+        if os.path.isdir(directory):
+            # Made, and damaged since: the caller that repeats the call knows the content of its record.
+            repair.rebuild(directory, self._described(layer, parent, image, host_key))
         if self._read(layer) is None:
-            if parent is not None:
+            if parent is not None and not on_record:
                 self._get(parent)
             return None
-        done = self._get(layer)
+        done = self._require(layer) if on_record else self._get(layer)
         if done.image != image or (done.parent != parent and done.directory == "fs"):
             raise WrongState(f"layer {layer} exists and is another one", layer=layer)
         return done
+
+    def _described(self, layer: str, parent: str | None, image: str, host_key: str | None) -> Layer:
+        return Layer(
+            id=layer,
+            parent=parent,
+            image=image,
+            flavour=self.flavour,
+            host_key=host_key,
+            created_ms=_now_ms(),
+            synced_ms=None,
+            size_bytes=None,
+            depth=0,
+            slots=(),
+        )
 
     def _prepare(
         self,
@@ -160,23 +193,14 @@ class LayerStore:
         host_key: str | None,
         holder: str | None,
     ) -> None:
-        refs = os.path.join(staged, "refs")
-        os.makedirs(refs, mode=0o700, exist_ok=True)
-        if holder is not None:
-            _touch(os.path.join(refs, check_name(holder, "holder")))
-        value = Layer(
-            id=layer,
-            parent=parent,
-            image=image,
-            flavour=self.flavour,
-            host_key=host_key,
-            created_ms=_now_ms(),
-            synced_ms=None,
-            size_bytes=None,
-            depth=0,
-            slots=slots_of(upper),
-        )
-        write_meta(staged, value, durable=False)
+        os.makedirs(staged, mode=0o700, exist_ok=True)
+        marks = Marks(staged)
+        if holder is None:
+            marks.let_go()
+        else:
+            marks.hold(check_name(holder, "holder"))
+        value = self._described(layer, parent, image, host_key)
+        write_meta(staged, replace(value, slots=slots_of(upper)))
 
     # --- looking up ------------------------------------------------------------------------------------
 
@@ -186,9 +210,16 @@ class LayerStore:
             return self._get(layer)
 
     def list(self) -> tuple[Layer, ...]:
-        """Every layer, oldest first."""
+        """Every layer that can be read and stands on layers that can, oldest first."""
         with self._lock.shared():
-            return tuple(sorted(map(self._get, self._ids()), key=lambda layer: layer.created_ms))
+            found = [layer for name in self._ids() if (layer := self._intact(name)) is not None]
+        return tuple(sorted(found, key=lambda layer: layer.created_ms))
+
+    def _intact(self, layer: str) -> Layer | None:
+        try:
+            return self._get(layer)
+        except LayerError:
+            return None
 
     def chain(self, layer: str) -> tuple[Layer, ...]:
         """The layer and what it stands on, topmost first."""
@@ -213,6 +244,7 @@ class LayerStore:
                     f"layer {link.id} is of flavour {link.flavour}, the root filesystem of {rootfs.flavour}",
                     layer=link.id,
                 )
+            self._require_files(link)
             if not set(link.slots) <= names:
                 missing = ", ".join(sorted(set(link.slots) - names))
                 raise LayerError(
@@ -228,13 +260,18 @@ class LayerStore:
             )
             for slot in rootfs.slots
         )
-        if max((len(slot.lowers) for slot in slots), default=0) > MAX_LOWERS:
+        if max((len(slot.lowers) for slot in slots), default=0) > MOST_LAYERS:
             raise LayerError(
                 f"the chain of layer {layer} is longer than the kernel can mount",
                 layer=layer,
-                hint="compact it",
+                hint="fold it",
             )
         return replace(rootfs, slots=slots)
+
+    def _require_files(self, layer: Layer) -> None:
+        for slot in layer.slots:
+            if not os.path.isdir(self._slot(layer, slot)):
+                raise damaged(layer.id, f"is damaged: its directory {layer.directory}/{slot} is gone")
 
     # --- references ------------------------------------------------------------------------------------
 
@@ -243,64 +280,106 @@ class LayerStore:
         check_name(holder, "holder")
         with self._lock.exclusive():
             self._get(layer)
-            self._hold(layer, holder)
+            self._marks(layer).hold(holder)
 
     def release(self, layer: str, holder: str) -> None:
         """End a hold. Fine when there was none, or no layer any more; only ``collect`` deletes."""
         check_name(holder, "holder")
         with self._lock.exclusive():
-            self._release(layer, holder)
+            if os.path.isdir(self._path(check_name(layer, "layer"))):
+                self._marks(layer).release(holder)
 
     def release_all(self, holder: str) -> None:
         """End every hold of ``holder``."""
         check_name(holder, "holder")
         with self._lock.exclusive():
             for layer in self._ids():
-                self._release(layer, holder)
+                if holder in self._marks(layer).holders():
+                    self._marks(layer).release(holder)
 
     def holders(self, layer: str) -> tuple[str, ...]:
         with self._lock.shared():
             self._get(layer)
-            return tuple(sorted(self._holders(layer)))
+            return self._marks(layer).holders()
+
+    def all_holders(self) -> dict[str, tuple[str, ...]]:
+        """Who refers to each layer, the damaged ones included."""
+        with self._lock.shared():
+            return {layer: self._marks(layer).holders() for layer in self._ids()}
+
+    def restore_holds(self, holds: Mapping[str, str]) -> _Names:
+        """Put back references, from holder to layer, that should be there; returns the layers they are of."""
+        with self._lock.exclusive():
+            present = set(self._ids())
+            return [
+                layer
+                for holder, layer in holds.items()
+                if layer in present and is_name(holder) and self._marks(layer).restore(holder)
+            ]
+
+    def doubt(self, layer: str, holder: str, *, keep_ms: int) -> Doubt:
+        """End a reference whose holder is unknown, ``keep_ms`` after the first call for it."""
+        check_name(holder, "holder")
+        with self._lock.exclusive():
+            if check_name(layer, "layer") not in self._ids():
+                return Doubt(first=False, ended=True)
+            return Doubt(*self._marks(layer).doubt(holder, keep_ms=keep_ms, now_ms=_now_ms()))
 
     def collect(self) -> _Names:
-        """Delete every layer nothing needs, and finish deletions that were interrupted.
+        """Delete every layer nothing needs, and finish deletions that were interrupted."""
+        return list(self.sweep().deleted)
 
-        Raises ``LayerError`` instead when a layer or a session cannot be read: what it needs is unknown.
+    def sweep(self, *, parents: Mapping[str, str | None] | None = None, keep_ms: int = KEPT_MS) -> Swept:
+        """``collect``, and what it came across.
+
+        ``parents`` says what layers stand on whose own record is damaged or gone. ``keep_ms`` is how long
+        one is set aside that has lost its references.
         """
         with self._lock.exclusive():
-            layers = {layer: self._require(layer) for layer in self._ids()}
-            in_use = self._in_use(layers)
-            for layer, value in layers.items():
-                layers[layer] = self._drop_retired(value, in_use=layer in in_use)
-            needed = set(in_use)
-            # Newest first: what it stands on is needed with it and need not be looked at.
-            for layer in sorted(layers, reverse=True):
-                if layer not in needed and self._holders(layer):
-                    needed |= _reach(layers, layer)
-            doomed = sorted(layers.keys() - needed)
+            names = self._ids()
+            layers = {layer: value for layer in names if (value := self._readable(layer)) is not None}
+            below = Below(layers, parents or {})
+            needs = session_layers(self._sessions, self._root)
+            in_use = below.reach(set().union(*needs.layers.values()))
+            needed, set_aside = self._needed(names, below, keep_ms)
+            unknown = (*needs.unknown, *sorted(below.unknown))
+            if not unknown:
+                for layer in layers.keys() - in_use:
+                    layers[layer] = self._drop_retired(layers[layer])
+                needed, set_aside = self._needed(names, below, keep_ms)
+            doomed = [] if unknown else [layer for layer in names if layer not in needed | in_use]
+            expired = tuple(layer for layer in doomed if not self._marks(layer).released)
             for layer in doomed:
                 os.rename(self._path(layer), self._free(f".del-{layer}"))
+            fresh = [layer for layer in set_aside if layer not in in_use and self._marks(layer).set_aside()]
         self._finish_deletions()
-        return doomed
+        return Swept(tuple(doomed), expired, tuple(fresh), unknown)
 
-    def _in_use(self, layers: dict[str, Layer]) -> set[str]:
-        """What sessions that are not over stand on."""
-        needed: set[str] = set()
-        for layer in set().union(*session_layers(self._sessions, self._root).values()):
-            needed |= _reach(layers, layer)
-        return needed
+    def _needed(self, names: _Names, below: Below, keep_ms: int) -> tuple[set[str], _Names]:
+        """What holders need, with what is set aside, and which those are."""
+        held = below.reach(layer for layer in names if self._marks(layer).holders())
+        set_aside = [
+            layer
+            for layer in names
+            if layer not in held and not self._marks(layer).may_go(keep_ms=keep_ms, now_ms=_now_ms())
+        ]
+        return held | below.reach(set_aside), set_aside
 
-    def _drop_retired(self, layer: Layer, *, in_use: bool) -> Layer:
-        if in_use or not layer.retired:
-            return layer
+    def _readable(self, layer: str) -> Layer | None:
+        try:
+            return self._read(layer)
+        except LayerError:
+            return None
+
+    def _drop_retired(self, layer: Layer) -> Layer:
         limit = _now_ms() - RETIRED_GRACE_MS
         kept = tuple(retired for retired in layer.retired if retired.retired_ms > limit)
         for retired in set(layer.retired) - set(kept):
             self._doom(os.path.join(self._path(layer.id), retired.directory), f".del-{layer.id}")
-        if kept != layer.retired:
-            layer = replace(layer, retired=kept)
-            write_meta(self._path(layer.id), layer, durable=True)
+        if kept == layer.retired:
+            return layer
+        layer = replace(layer, retired=kept)
+        write_meta(self._path(layer.id), layer)
         return layer
 
     # --- size and durability ---------------------------------------------------------------------------
@@ -324,11 +403,11 @@ class LayerStore:
 
     def _update(self, layer: str, change: Callable[[Layer], Layer]) -> None:
         with self._lock.exclusive():
-            write_meta(self._path(layer), change(self._require(layer)), durable=True)
+            write_meta(self._path(layer), change(self._require(layer)))
 
     # --- folding ---------------------------------------------------------------------------------------
 
-    def compact(self, tip: str, *, rootfs: Rootfs, max_depth: int = 30) -> Layer:
+    def fold_to_depth(self, tip: str, *, rootfs: Rootfs, max_depth: int = 30) -> Layer:
         """Fold the top of a chain longer than ``max_depth`` so that half of that is left.
 
         ``rootfs`` is the image's, without layers: whether a whiteout still hides something depends on it.
@@ -353,12 +432,12 @@ class LayerStore:
                 chain = self._chain(layer)
                 if len(chain) < count:
                     raise InvalidRequest(f"layer {layer} has only {len(chain)} to fold", field="count")
-                self._hold(layer, _FOLD_HOLDER)
+                self._marks(layer).hold_for_fold()
             try:
                 return self._fold(chain[:count], chain[count:], rootfs)
             finally:
                 with self._lock.exclusive():
-                    self._release(layer, _FOLD_HOLDER)
+                    self._marks(layer).release_from_fold()
 
     def _fold(self, merged: tuple[Layer, ...], below: tuple[Layer, ...], rootfs: Rootfs) -> Layer:
         top = merged[0]
@@ -376,6 +455,7 @@ class LayerStore:
                     dest=os.path.join(staged, "fs", slot.name),
                     scratch=os.path.join(staged, "empty"),
                     flavour=self.flavour,
+                    way=self._way,
                 )
         _sync_filesystem(staged)
         retired = Retired(top.directory, top.parent, _now_ms())
@@ -392,14 +472,14 @@ class LayerStore:
                 size_bytes=None,
                 retired=(*current.retired, retired),
             )
-            write_meta(self._path(top.id), folded, durable=True)
+            write_meta(self._path(top.id), folded)
             _sync_filesystem(self._path(top.id))
         remove_tree(staged)
         return self.get(top.id)
 
     # --- recovery --------------------------------------------------------------------------------------
 
-    def recover(self) -> Recovery:
+    def recover(self) -> Recovered:
         """Put the store in order after a crash; harmless at any other time.
 
         A torn publish is finished if the upper had been moved, else undone: its session is in ``lost`` then.
@@ -408,29 +488,51 @@ class LayerStore:
         damaged: _Names = []
         with self._fold_lock.exclusive(), self._lock.exclusive():
             for name in self._hidden():
-                kind, _, layer = name[1:].partition("-")
-                torn = self._path(name)
-                complete = {"new": "fs", "copy": META}.get(kind)
-                if complete is not None and os.path.lexists(os.path.join(torn, complete)):
-                    os.rename(torn, self._path(layer))
-                    published.append(layer)
-                elif kind in ("new", "fold") or (kind == "copy" and not is_locked(os.path.join(torn, "fs"))):
-                    os.rename(torn, self._free(f".del-{layer}"))
-            for layer in self._ids():
                 try:
+                    published += self._settle(name)
+                except OSError:
+                    continue  # nothing of ours; it stays where it is
+            for layer in self._ids():
+                self._marks(layer).release_from_fold()
+                try:
+                    repair.restore(self._path(layer), layer)
                     self._get(layer)
                     self._forget_unnamed(self._require(layer))
-                except LayerError:
+                except (LayerError, OSError):
                     damaged.append(layer)
-                    continue
-                self._release(layer, _FOLD_HOLDER)
             lost = lost_sessions(self._sessions)
             finished = tuple(self._get(layer) for layer in published if layer not in damaged)
         self._finish_deletions()
-        return Recovery(finished, lost, tuple(damaged))
+        return Recovered(finished, lost, tuple(damaged))
+
+    def _settle(self, name: str) -> _Names:
+        """Finish or undo what a crash cut off; the layer that this has made, if any."""
+        kind, _, layer = name[1:].partition("-")
+        torn = self._path(name)
+        complete = {"new": "fs", "copy": META}.get(kind)
+        if complete is not None and os.path.lexists(os.path.join(torn, complete)):
+            os.rename(torn, self._path(layer))
+            return [layer]
+        if kind in ("new", "fold") or (kind == "copy" and not is_locked(os.path.join(torn, "fs"))):
+            os.rename(torn, self._free(f".del-{layer}"))
+        return []
+
+    def examine(self) -> Examined:
+        """Which layers are damaged, and what each stands on."""
+        with self._lock.shared():
+            return repair.examine(self._root, self._ids())
+
+    def repair(
+        self, layer: str, *, parent: str | None, image: str, host_key: str | None, created_ms: int
+    ) -> bool:
+        """Put the record of a damaged layer back, with what the caller knows of it; whether that was so."""
+        with self._lock.exclusive():
+            known = replace(self._described(layer, parent, image, host_key), created_ms=created_ms)
+            return repair.rebuild(self._path(check_name(layer, "layer")), known)
 
     def _forget_unnamed(self, layer: Layer) -> None:
         """Delete what a fold moved into a layer just before it died."""
+        self._require_files(layer)  # when those are gone, what lies beside may be all there is
         named = {layer.directory, *(retired.directory for retired in layer.retired)}
         for name in os.listdir(self._path(layer.id)):
             if name.startswith("fs") and name not in named:
@@ -450,7 +552,10 @@ class LayerStore:
         return os.path.join(self._root, layer.id, layer.directory, slot)
 
     def _ids(self) -> _Names:
-        return sorted(name for name in os.listdir(self._root) if not name.startswith("."))
+        with os.scandir(self._root) as entries:
+            return sorted(
+                entry.name for entry in entries if is_name(entry.name) and entry.is_dir(follow_symlinks=False)
+            )
 
     def _hidden(self) -> _Names:
         return sorted(name for name in os.listdir(self._root) if name.startswith(".") and "-" in name)
@@ -461,7 +566,7 @@ class LayerStore:
     def _require(self, layer: str) -> Layer:
         found = self._read(layer)
         if found is None:
-            raise LayerError(f"layer {layer} is missing", layer=layer)
+            raise damaged(layer, "is missing")
         return found
 
     def _walk(self, layer: str) -> Iterator[Layer]:
@@ -475,7 +580,7 @@ class LayerStore:
             found = self._read(at)
             if found is None:
                 needed = f", which {above} stands on," if above else ""
-                raise LayerError(f"layer {at}{needed} is missing", layer=at)
+                raise LayerError(f"layer {at}{needed} is missing", layer=at, hint=REPAIR_HINT)
             yield found
             above, at = at, found.parent
 
@@ -486,22 +591,8 @@ class LayerStore:
     def _get(self, layer: str) -> Layer:
         return self._chain(layer)[0]
 
-    def _holders(self, layer: str) -> _Names:
-        try:
-            return os.listdir(os.path.join(self._path(layer), "refs"))
-        except FileNotFoundError:
-            return []
-
-    def _hold(self, layer: str, holder: str) -> None:
-        refs = os.path.join(self._path(layer), "refs")
-        os.makedirs(refs, mode=0o700, exist_ok=True)
-        _touch(os.path.join(refs, holder))
-
-    def _release(self, layer: str, holder: str) -> None:
-        try:
-            os.unlink(os.path.join(self._path(check_name(layer, "layer")), "refs", holder))
-        except FileNotFoundError:
-            pass
+    def _marks(self, layer: str) -> Marks:
+        return Marks(self._path(layer))
 
     def _doom(self, path: str, name: str) -> None:
         try:
@@ -516,23 +607,6 @@ class LayerStore:
             number += 1
             path = self._path(f"{name}.{number}")
         return path
-
-
-def _reach(layers: dict[str, Layer], layer: str | None) -> set[str]:
-    """The layer and all below it, what its replaced directories stood on included."""
-    found: set[str] = set()
-    pending = [layer]
-    while pending:
-        at = pending.pop()
-        if at is not None and at not in found and at in layers:
-            found.add(at)
-            pending.append(layers[at].parent)
-            pending.extend(retired.parent for retired in layers[at].retired)
-    return found
-
-
-def _touch(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def _sync_filesystem(path: str) -> None:

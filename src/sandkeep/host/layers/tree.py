@@ -1,7 +1,7 @@
 """Walking and removing trees a sandbox has made: any depth, any mode, any kind of entry.
 
-Everything works on directory descriptors and bytes. Trees here are at rest: nobody else changes them, except
-another process removing the same one.
+Everything works on directory descriptors and bytes. No other process changes these trees, except one that
+removes the same tree.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 
 from sandkeep.linux import btrfs
-from sandkeep.supervisor.copying import open_beneath
+from sandkeep.shared.copying import open_beneath
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEP = 64
@@ -55,7 +56,7 @@ def _removed(path: str) -> bool:
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
             raise
-        return False  # somebody else removing it has moved something to the top meanwhile
+        return False  # another process that removes it has moved an entry to the top
     return True
 
 
@@ -125,7 +126,7 @@ def _destroy(fd: int, name: bytes) -> bool:
 
 
 def disk_usage(path: str) -> int:
-    """Bytes on disk of everything below ``path``, itself included; a file with many names counts once."""
+    """Return the bytes on disk of all below ``path``, itself included; a file with many names counts once."""
     root = open_directory(path)
     try:
         total = os.fstat(root).st_blocks * 512
@@ -134,20 +135,24 @@ def disk_usage(path: str) -> int:
         while pending:
             directory = pending.pop()
             prefix = directory + b"/" if directory else b""
-            fd = open_beneath(root, directory)
-            try:
-                with os.scandir(fd) as entries:
-                    for entry in entries:
-                        status = entry.stat(follow_symlinks=False)
-                        if stat.S_ISDIR(status.st_mode):
-                            pending.append(prefix + os.fsencode(entry.name))
-                        elif status.st_nlink > 1:
-                            if status.st_ino in seen:
-                                continue
-                            seen.add(status.st_ino)
-                        total += status.st_blocks * 512
-            finally:
-                os.close(fd)
+            for name, status in _entries(root, directory):
+                if stat.S_ISDIR(status.st_mode):
+                    pending.append(prefix + name)
+                elif status.st_nlink > 1:
+                    if status.st_ino in seen:
+                        continue
+                    seen.add(status.st_ino)
+                total += status.st_blocks * 512
         return total
     finally:
         os.close(root)
+
+
+def _entries(root: int, directory: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
+    fd = open_beneath(root, directory)
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                yield os.fsencode(entry.name), entry.stat(follow_symlinks=False)
+    finally:
+        os.close(fd)

@@ -1,21 +1,25 @@
 """What a layer is, and its ``meta.json``.
 
-``meta.json`` is always written beside and renamed into place, so it is there completely or not at all. It is
-fsynced when it replaces one that may be durable already; a first one is made durable by ``sync``.
+``meta.json`` is always written beside, fsynced and renamed into place, so it is there completely or not at
+all, also after a loss of power. It carries a checksum, and beside it lies a copy, which counts when the file
+itself is damaged or gone.
 """
 
 from __future__ import annotations
 
-import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from sandkeep.errors import InvalidRequest, LayerError
 from sandkeep.host.rootfs import Flavour
+from sandkeep.shared.sealed import read_sealed, write_sealed
 
 META = "meta.json"
+_COPY: Final = "meta.copy.json"
+REPAIR_HINT: Final = "'sandkeep repair' says what can be saved, and saves it"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-@")
 
 
@@ -49,34 +53,115 @@ class Layer:
     retired: tuple[Retired, ...] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What ``recover`` found."""
+
+    finished: tuple[Layer, ...]
+    """Publishes and checkpoints that had been torn and are layers now."""
+    lost: tuple[str, ...]
+    """Sessions without supervisor whose upper holds something: publish or discard them."""
+    damaged: tuple[str, ...]
+    """Layers that cannot be read, or stand on one that is missing. They are left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Result of ``sweep``."""
+
+    deleted: tuple[str, ...]
+    expired: tuple[str, ...]
+    """Those of them that had been set aside."""
+    set_aside: tuple[str, ...]
+    """Layers found for the first time without a reference, though none was released."""
+    unknown: tuple[str, ...]
+    """Layers and sessions whose lower layers are unknown. While there are any, nothing is deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What ``examine`` found."""
+
+    parents: dict[str, str | None]
+    """Of every layer whose record can be read."""
+    damaged: dict[str, str]
+    """Why a layer cannot be used; a layer below it may be missing besides."""
+    strays: tuple[str, ...]
+    """Names in the directory of layers that are not layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What ``doubt`` did."""
+
+    first: bool
+    """The reference was not in doubt before."""
+    ended: bool
+    """The reference has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriveContent:
+    """Where a drive's content is."""
+
+    directories: tuple[str, ...]
+    """Topmost first."""
+    size_bytes: int | None
+    """What it takes on disk, if the caller asked for it."""
+
+
 def check_name(name: str, field_name: str) -> str:
     """Names become file names: refuse what could leave the directory or look like one of our own files."""
-    if not name or name.startswith(".") or len(name) > 200 or not set(name) <= _NAME_CHARACTERS:
+    if not is_name(name):
         raise InvalidRequest(f"{name!r} is not a usable {field_name}", field=field_name)
     return name
 
 
+def is_name(name: str) -> bool:
+    return bool(name) and not name.startswith(".") and len(name) <= 200 and set(name) <= _NAME_CHARACTERS
+
+
+def damaged(layer: str, what: str) -> LayerError:
+    return LayerError(f"layer {layer} {what}", layer=layer, hint=REPAIR_HINT)
+
+
 def read_meta(directory: str, layer: str) -> Layer | None:
     """The layer at ``directory``, with depth 0; ``None`` when there is none."""
-    path = os.path.join(directory, META)
-    try:
-        info = os.stat(path)
-        return _load(path, layer, info.st_ino, info.st_mtime_ns, info.st_ctime_ns)
-    except FileNotFoundError:
+    failure = ""
+    for name in (META, _COPY):
+        try:
+            return _look(os.path.join(directory, name), layer)
+        except (FileNotFoundError, NotADirectoryError):
+            failure = failure or "is missing"
+        except (ValueError, KeyError, TypeError) as error:
+            failure = f"is unreadable: {error}"
+    if not os.path.isdir(directory):
         return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise LayerError(f"layer {layer} has an unreadable {META}: {error}", layer=layer) from error
+    raise damaged(layer, f"is damaged: its {META} {failure}")
+
+
+def meta_is_whole(directory: str, layer: str) -> bool:
+    """Whether ``meta.json`` itself can be read, and not only its copy."""
+    try:
+        _look(os.path.join(directory, META), layer)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def _look(path: str, layer: str) -> Layer:
+    info = os.stat(path)
+    return _load(path, layer, info.st_ino, info.st_mtime_ns, info.st_ctime_ns)
 
 
 @lru_cache(maxsize=4096)
 def _load(path: str, layer: str, inode: int, modified_ns: int, changed_ns: int) -> Layer:
     """Read once per file: chains are walked all the time, and the file is always replaced as a whole.
 
-    One replaced between the look and the reading is remembered under a look nobody will have again.
+    If the file is replaced between stat and read, the cache entry is keyed by a stat that never recurs.
     """
     del inode, modified_ns, changed_ns
-    with open(path, encoding="utf-8") as handle:
-        body = json.load(handle)
+    body = read_sealed(path)
     return Layer(
         id=layer,
         parent=body["parent"],
@@ -93,7 +178,7 @@ def _load(path: str, layer: str, inode: int, modified_ns: int, changed_ns: int) 
     )
 
 
-def write_meta(directory: str, layer: Layer, *, durable: bool) -> None:
+def write_meta(directory: str, layer: Layer) -> None:
     body: dict[str, Any] = {
         "parent": layer.parent,
         "image": layer.image,
@@ -106,10 +191,11 @@ def write_meta(directory: str, layer: Layer, *, durable: bool) -> None:
         "directory": layer.directory,
         "retired": [[r.directory, r.parent, r.retired_ms] for r in layer.retired],
     }
-    final = os.path.join(directory, META)
-    with open(final + ".new", "w", encoding="utf-8") as handle:
-        json.dump(body, handle)
-        if durable:
-            handle.flush()
-            os.fsync(handle.fileno())
-    os.rename(final + ".new", final)
+    write_sealed(os.path.join(directory, META), body, durable=True)
+    copy = os.path.join(directory, _COPY)
+    try:
+        write_sealed(copy, body)
+    except OSError:
+        # No room for it, most often. An older one would be worse than none.
+        with suppress(OSError):
+            os.unlink(copy)

@@ -9,27 +9,28 @@ control groups removed, descriptors closed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import signal
 import socket
-import zlib
 from contextlib import suppress
 from typing import Any, Final
 
-from sandkeep.errors import InternalError, IsolationUnavailable, SandkeepError
-from sandkeep.host.native import idrange, init, inside, mounts
-from sandkeep.linux import cgroup, sockets, syscalls
+from sandkeep.errors import InternalError, IsolationUnavailable, NotFound, SandkeepError
+from sandkeep.host.native import idrange, init, inotify, inside, mounts, ways
+from sandkeep.linux import cgroup, overlay, sockets, syscalls
+from sandkeep.linux.overlay import Way
 from sandkeep.linux.syscalls import (
     CLONE_NEWIPC,
     CLONE_NEWNET,
     CLONE_NEWNS,
     CLONE_NEWPID,
+    CLONE_NEWTIME,
     CLONE_NEWUSER,
     CLONE_NEWUTS,
 )
-from sandkeep.supervisor.copying import own_attributes
+from sandkeep.shared.copying import own_attributes
+from sandkeep.shared.locks import is_locked
 
 BARRIERS: Final = (
     "user-namespace",
@@ -65,58 +66,84 @@ OPTIONAL: Final = frozenset(
 """Barriers an operator may agree to do without; the others have nothing to fall back to. A session whose
 network is not steered has none at all."""
 
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 DEFAULT_USER: Final = 1000
 _NAMESPACES: Final = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 _HINT: Final = "run 'sandkeep doctor' to see what this machine offers and how to enable it"
 
 
-class Host:
+class SharedSetup:
     """What the zygote prepared once and every session of this machine shares."""
 
-    def __init__(self, data_dir: str, mode: str) -> None:
+    def __init__(self, data_dir: str, mode: str, way: Way | None = None, scope: str = "") -> None:
+        """``way`` is how overlays are mounted; the newest that works where none is given.
+
+        ``scope`` is the one that systemd gave the zygote, if any.
+        """
         self.data_dir = data_dir
         self.mode = mode
         """``root``, ``subuid`` or ``single``."""
-        # On pure v2 controllers can only be passed on from a group without processes of its own, so we and
-        # whoever started us move to a leaf beside the sessions where that is permitted.
-        group = f"sandkeep-{zlib.crc32(os.fsencode(data_dir)):08x}"
-        self.hierarchy = cgroup.detect(parent=group).prepare([os.getpid(), os.getppid()])
+        self.way: Way = ways.choose(data_dir, mode, way)
+        # A time namespace shared with the host would be an inode that sessions could take locks on.
+        self.namespaces = _NAMESPACES | (CLONE_NEWTIME if os.path.exists("/proc/self/ns/time") else 0)
+        self._group = cgroup.group_name(data_dir)
+        # On pure v2 controllers can only be passed on from a group without processes of its own, so we move
+        # to a leaf beside the sessions where that is permitted. The server is not in our scope.
+        ours = [os.getpid()] if scope else [os.getpid(), os.getppid()]
+        self.hierarchy = cgroup.detect(parent=self._group).prepare(ours)
+        above = self.hierarchy.ceilings().get("pids")
+        self._most_processes = None if above is None else max(above.value // 2, 1)
         self._sweep()
         self.filter = init_filter(mode)
-        self.device_tree = mounts.device_template() if mode == "root" else -1
+        self.inotify = {} if mode == "root" else inotify.half(inotify.allowed())
+        """What each user of a session may have; of all sessions together the zygote has limited it."""
         self.counter = 0
+
+    def share_of_processes(self, default: int) -> int:
+        """The default limit of one session: at most half of what a group above leaves to all of them."""
+        return default if self._most_processes is None else min(default, self._most_processes)
 
     def _sweep(self) -> None:
         """Control groups of supervisors that died before they could remove them."""
-        for name in self.hierarchy.leftovers():
+        for group in (*self.hierarchy.open_leftovers(), *self.hierarchy.beside(f"{self._group}-")):
             if not any(
-                _is_locked(lock)
-                for lock in (f"{self.data_dir}/sessions/{name}/lock", f"{self.data_dir}/ready/{name}")
+                is_locked(lock)
+                for lock in (
+                    f"{self.data_dir}/sessions/{group.name}/lock",
+                    f"{self.data_dir}/ready/{group.name}",
+                )
             ):
-                group = self.hierarchy.open(name)
-                if group.capabilities["kill"].usable:
-                    group.kill()
-                group.remove()
+                with suppress(OSError):  # what dies slowly is found by the next zygote
+                    _remove_group(group)
         # After the groups: these say whose they were.
+        self.sweep_ready()
+
+    def sweep_ready(self) -> None:
+        """Remove what killed supervisors that had been prepared left."""
         ready = f"{self.data_dir}/ready"
         for name in os.listdir(ready) if os.path.isdir(ready) else ():
-            if not _is_locked(f"{ready}/{name}"):
-                with suppress(FileNotFoundError):
-                    os.unlink(f"{ready}/{name}")
+            self.remove_ready(name)
 
-
-def _is_locked(path: str) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    def remove_ready(self, name: str) -> bool:
+        """Remove the control groups, then the file, of a dead supervisor; return whether they are gone."""
+        path = f"{self.data_dir}/ready/{name}"
+        if is_locked(path):
+            return False
+        try:
+            _remove_group(self.hierarchy.open(name))
+        except NotFound:
+            pass  # boot did not get that far, or the server has already cleaned up
+        except OSError:
+            return False  # processes are still in it
+        with suppress(FileNotFoundError):
+            os.unlink(path)
         return True
-    finally:
-        os.close(fd)
-    return False
+
+
+def _remove_group(group: cgroup.SessionCgroup) -> None:
+    if group.capabilities["kill"].usable:
+        group.kill()
+    group.remove()
 
 
 def init_filter(mode: str) -> bytes | None:
@@ -128,7 +155,7 @@ def init_filter(mode: str) -> bytes | None:
         return None
 
 
-class Booted:
+class BootState:
     """A session that runs: what the supervisor holds of it."""
 
     def __init__(self) -> None:
@@ -137,6 +164,7 @@ class Booted:
         self.control: socket.socket | None = None
         self.root_fd = -1
         self.slot_fds: list[int] = []
+        self.devices = -1
         self.cgroup: cgroup.SessionCgroup | None = None
         self.base = 0
         self.range_fd = -1
@@ -160,7 +188,7 @@ class Booted:
             self.control.close()
         for fd in (*self.slot_fds, *self.listeners):
             os.close(fd)
-        for fd in (self.netns, self.userns):
+        for fd in (self.netns, self.userns, self.devices):
             if fd >= 0:
                 os.close(fd)
         if self.cgroup is not None:
@@ -169,16 +197,17 @@ class Booted:
             os.close(self.range_fd)
 
 
-def prepare(host: Host, name: str, accept: frozenset[str] = frozenset()) -> Booted:
+def prepare(host: SharedSetup, name: str, accept: frozenset[str] = frozenset()) -> BootState:
     """Everything up to the root filesystem, with the control groups called ``name``."""
-    booted = Booted()
+    booted = BootState()
     try:
         if host.mode == "root":
             booted.base, booted.range_fd = idrange.take(host.counter)
+            booted.devices = _device_tree(booted.base)
         booted.cgroup = host.hierarchy.create(name)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         booted.control = ours
-        _clone(host, booted, ours, theirs)
+        _clone(host, booted, theirs)
         theirs.close()
         booted.userns = _map_ids(host, booted)
         # Before init leaves for a cgroup namespace of its own, so that its root there is the session's group.
@@ -192,7 +221,7 @@ def prepare(host: Host, name: str, accept: frozenset[str] = frozenset()) -> Boot
     return booted
 
 
-def activate(host: Host, booted: Booted, spec: dict[str, Any], directory: str) -> None:
+def activate(host: SharedSetup, booted: BootState, spec: dict[str, Any], directory: str) -> None:
     """Give a prepared session its limits and its root filesystem, with private state below ``directory``."""
     try:
         _activate(host, booted, spec, directory)
@@ -201,7 +230,7 @@ def activate(host: Host, booted: Booted, spec: dict[str, Any], directory: str) -
         raise
 
 
-def _activate(host: Host, booted: Booted, spec: dict[str, Any], directory: str) -> None:
+def _activate(host: SharedSetup, booted: BootState, spec: dict[str, Any], directory: str) -> None:
     assert booted.cgroup is not None
     assert booted.control is not None
     for slot in spec["rootfs"]["slots"]:
@@ -214,13 +243,22 @@ def _activate(host: Host, booted: Booted, spec: dict[str, Any], directory: str) 
             os.chown(upper, DEFAULT_USER, DEFAULT_USER)
     booted.limits = apply_limits(host, booted.cgroup, spec)
     root_mode = host.mode == "root"
-    builder = mounts.Builder(host.data_dir, userns=booted.userns if root_mode else -1, base=booted.base)
+    builder = mounts.Builder(
+        host.data_dir,
+        userns=booted.userns if root_mode else -1,
+        base=booted.base,
+        way=host.way,
+        anchor=f"{directory}/work",
+    )
     try:
         setup, fds = _setup(host, spec, directory, booted, builder)
         sockets.send(booted.control, json.dumps(setup).encode(), fds)
         for fd in fds[len(booted.slot_fds) :]:
             os.close(fd)
+        booted.devices = -1
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
         raise _unavailable("root-filesystem", error) from error
     finally:
         builder.close()
@@ -233,6 +271,7 @@ def _activate(host: Host, booted: Booted, spec: dict[str, Any], directory: str) 
         name: {"state": "absent", "why": absent[name]} if name in absent else {"state": "in force"}
         for name in BARRIERS
     }
+    booted.barriers["root-filesystem"]["how"] = overlay.HOW[host.way]
     if not root_mode:
         why = "rootless sessions of one user share that user's ids"
         booted.barriers["id-range"] = {"state": "shared", "why": why}
@@ -248,7 +287,7 @@ def _take_after(upper: str, layer: str) -> None:
     os.utime(upper, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def _clone(host: Host, booted: Booted, ours: socket.socket, theirs: socket.socket) -> None:
+def _clone(host: SharedSetup, booted: BootState, theirs: socket.socket) -> None:
     assert booted.cgroup is not None
     group = booted.cgroup.cgroup2_fd()
     base = booted.base
@@ -263,7 +302,7 @@ def _clone(host: Host, booted: Booted, ours: socket.socket, theirs: socket.socke
             # this interpreter's memory.
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         try:
-            pid, pidfd = syscalls.clone3(_NAMESPACES, group)
+            pid, pidfd = syscalls.clone3(host.namespaces, group)
             if pid == 0:
                 _child(host, theirs)
         finally:
@@ -278,8 +317,15 @@ def _clone(host: Host, booted: Booted, ours: socket.socket, theirs: socket.socke
     booted.pid, booted.pidfd = pid, pidfd
 
 
-def _child(host: Host, control: socket.socket) -> None:
-    """Never returns. Whatever goes wrong is said on the control socket first."""
+def _device_tree(base: int) -> int:
+    try:
+        return mounts.device_tree(base)
+    except OSError as error:
+        raise _unavailable("devices", error) from error
+
+
+def _child(host: SharedSetup, control: socket.socket) -> None:
+    """Run init; never return. An error is sent over the control socket first."""
     try:
         control = inside.scrub(control)
         request, _ = inside.receive_setup(control)
@@ -290,8 +336,8 @@ def _child(host: Host, control: socket.socket) -> None:
         for fd in listeners:
             os.close(fd)
         setup, fds = inside.receive_setup(control)
-        absent = inside.take_shape(setup, fds)
-        steps = inside.Steps(frozenset(setup["accept"]))
+        absent = inside.enter_rootfs(setup, fds)
+        steps = inside.SetupSteps(frozenset(setup["accept"]))
         steps.run("seccomp", _install_filter, host.filter)
         control.send(json.dumps({"ready": {**absent, **steps.absent}}).encode())
         init.Init(control, switch_ids=request["switch_ids"]).run()
@@ -310,7 +356,7 @@ def _install_filter(program: bytes | None) -> None:
     syscalls.seccomp_set_filter(program)
 
 
-def _map_ids(host: Host, booted: Booted) -> int:
+def _map_ids(host: SharedSetup, booted: BootState) -> int:
     """Write the child's id maps; returns a descriptor of its user namespace."""
     # A line may not cross a line of the outer map, and rootless that one has our own id apart from the rest.
     ids = {
@@ -334,40 +380,40 @@ def _map_ids(host: Host, booted: Booted) -> int:
 
 
 def _setup(
-    host: Host, spec: dict[str, Any], directory: str, booted: Booted, builder: mounts.Builder
+    host: SharedSetup, spec: dict[str, Any], directory: str, booted: BootState, builder: mounts.Builder
 ) -> tuple[dict[str, Any], list[int]]:
     rootfs = spec["rootfs"]
-    for slot in rootfs["slots"]:
-        mount = builder.overlay(
-            slot,
-            flavour=rootfs["flavour"],
+    plans = [
+        mounts.SlotPlan(
+            [(path, store) for path, store in slot["lowers"]],
             upper=f"{directory}/fs/{slot['name']}",
             work=f"{directory}/work/{slot['name']}",
+            read_only=slot["read_only"],
             volatile=spec["volatile"] and not slot["drive"],
         )
-        booted.slot_fds.append(mount)
-    fds = list(booted.slot_fds)
-    if host.mode == "root":
-        fds.append(builder.devices(host.device_tree))
-    for source, _, read_only in rootfs["binds"]:
-        fds.append(builder.bind(source, read_only=read_only))
+        for slot in rootfs["slots"]
+    ]
+    shown = [source for source, _ in rootfs["binds"]]
+    builder.overlays(plans, booted.slot_fds, flavour=rootfs["flavour"], shown=shown)
+    fds = [*booted.slot_fds, *([booted.devices] if booted.devices >= 0 else [])]
     accepted = frozenset(spec["accept"]) & OPTIONAL
     setup = {
         "accept": sorted(accepted),
         "anchor": _anchor(),
         "slots": [{"target": s["target"], "make": s["drive"]} for s in rootfs["slots"]],
-        "binds": [target for _, target, _ in rootfs["binds"]],
-        "device_tree": host.mode == "root",
+        "binds": [target for _, target in rootfs["binds"]],
+        "device_tree": booted.devices >= 0,
         "gid_tty": 5 if host.mode != "single" else 0,
         "cgroups": _visible_groups(host),
         "max_processes": booted.limits["pids"].get("per_user"),
+        "inotify": host.inotify,
         "shm_bytes": spec["shm_bytes"],
         "hostname": spec["hostname"],
     }
     return setup, fds
 
 
-def _visible_groups(host: Host) -> list[list[str]]:
+def _visible_groups(host: SharedSetup) -> list[list[str]]:
     """Control group mounts for inside: a name (none for the whole of v2), a type, options."""
     limited = {name: host.hierarchy.capabilities[name] for name in ("memory", "cpu", "pids")}
     if not any(item.usable for item in limited.values()):
@@ -394,7 +440,10 @@ def _await_report(control: socket.socket) -> tuple[dict[str, str], list[int]]:
         os.close(fd)
     if "error" in report:
         failure = report["error"]
-        raise _unavailable(failure["barrier"], OSError(failure["errno"], failure["why"]))
+        error = OSError(failure["errno"], failure["why"])
+        if failure["barrier"] == "root-filesystem" and error.errno in NO_ROOM:
+            raise error
+        raise _unavailable(failure["barrier"], error)
     raise InternalError(f"init failed while starting: {report.get('crash')}")
 
 
@@ -404,18 +453,22 @@ def _unavailable(barrier: str, error: OSError) -> IsolationUnavailable:
     return IsolationUnavailable(message, part=barrier, why=why, hint=_HINT)
 
 
-def apply_limits(host: Host, group: cgroup.SessionCgroup, spec: dict[str, Any]) -> dict[str, Any]:
+def apply_limits(host: SharedSetup, group: cgroup.SessionCgroup, spec: dict[str, Any]) -> dict[str, Any]:
     """Enforce what can be enforced; refuse when something asked for explicitly cannot.
 
-    What nobody enforces is ``watched`` by the supervisor where it can be (memory, disk), else ``absent``.
+    A limit the kernel cannot enforce is ``watched`` by the supervisor (memory, disk), else ``absent``.
     """
     report: dict[str, Any] = {}
+    if spec["limits"]["memory"][0] is None:
+        group.limit_sockets()
     for part, (value, explicit) in spec["limits"].items():
         if value is None:
             report[part] = {"state": "unlimited"}
         elif part == "disk":
             report[part] = {"state": "watched", "value": value, "how": "the supervisor looks now and then"}
         elif group.capabilities[part].usable:
+            if part == "pids" and not explicit:
+                value = host.share_of_processes(value)
             group.limit(**{part: value})
             how = f"cgroup {group.capabilities[part].version}"
             report[part] = {"state": "enforced", "value": value, "how": how}
@@ -425,7 +478,7 @@ def apply_limits(host: Host, group: cgroup.SessionCgroup, spec: dict[str, Any]) 
 
 
 def _without_cgroup(
-    host: Host, group: cgroup.SessionCgroup, part: str, value: Any, explicit: bool
+    host: SharedSetup, group: cgroup.SessionCgroup, part: str, value: Any, explicit: bool
 ) -> dict[str, Any]:
     why = group.capabilities[part].why
     if part == "pids":

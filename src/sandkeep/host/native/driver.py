@@ -1,4 +1,4 @@
-"""The native driver: starts the zygote, hands it specifications, finds sessions again after a restart."""
+"""The native driver: starts the zygote, sends it specifications, finds sessions again after a restart."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import aclosing
+import signal
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from sandkeep.errors import (
+    HostCannot,
     NotFound,
     SessionStopped,
     WrongState,
@@ -20,48 +24,105 @@ from sandkeep.errors import (
     path_error,
 )
 from sandkeep.host import control
-from sandkeep.host.driver import Capabilities, Download, ProcessSpec, SessionRef, SessionSpec, Upload
+from sandkeep.host.channel import ResponseFuture
+from sandkeep.host.control import ProcessFutures
+from sandkeep.host.driver import Capabilities, Created, HostWarning, ProcessSpec, SessionRef, SessionSpec
 from sandkeep.host.layers.btrfs import create_data_directory
+from sandkeep.host.layers.sessions import session_names, session_origin
 from sandkeep.host.native import network
+from sandkeep.host.native.files import NativeFiles
+from sandkeep.host.native.messages import (
+    NativeState,
+    check_for_earlier,
+    process_json,
+    session_json,
+    too_early,
+)
 from sandkeep.host.native.mode import Mode, choose_mode
 from sandkeep.host.native.zygote_client import LAST_BREATH_SECONDS, ZygoteClient
-from sandkeep.linux import cgroup
-from sandkeep.supervisor.outputlog import Item, OutputReader
-from sandkeep.supervisor.process import last_record, replace_json
+from sandkeep.host.reports import ENDED, CheckpointReport, ProcessRecord, SessionOrigin, Usage
+from sandkeep.linux import cgroup, sockets
+from sandkeep.linux.overlay import Way
+from sandkeep.shared import protocol
+from sandkeep.shared.outputlog import Item, OutputReader
+from sandkeep.shared.processrecord import LOST, RUNNING, last_record
+from sandkeep.shared.sealed import read_sealed, write_sealed
 
-_NO_ANSWER: Final = b'{"error": {"code": "internal_error", "message": "the supervisor died while starting"}}'
-_ENDED: Final = ("stopped", "aborted")
+_POLL_SECONDS: Final = 0.5
+_NO_ANSWER: Final = b'{"error": {"code": "transport_error", "message": "the supervisor died while starting"}}'
+
+
+def _damage(reader: OutputReader, written: int) -> list[Item]:
+    """Return a gap for output that the supervisor has written and the reader cannot find."""
+    gap = reader.give_up(written)
+    return [] if gap is None else [gap]
 
 
 def _unknown(session: str) -> NotFound:
     return NotFound(f"no session {session} on this host", kind="session", name=session)
 
 
-_Answer = asyncio.Future[dict[str, Any]]
-_Announcements = dict[tuple[SessionRef, str], _Answer]
+class NativeProcess:
+    """A `ProcessHandle`: its supervisor announces the first output and the end without being asked."""
+
+    def __init__(
+        self,
+        driver: NativeDriver,
+        ref: SessionRef,
+        record: ProcessRecord,
+        announced: ProcessFutures | None,
+    ) -> None:
+        """``announced`` is ``None`` for a supervisor of an earlier version, which has to be asked."""
+        self.record = record
+        self._driver = driver
+        self._ref = ref
+        self._first = None if announced is None else announced.more
+        self._end = None if announced is None else announced.end
+        for future in announced or ():
+            future.add_done_callback(_retrieve)
+
+    async def wait(self) -> ProcessRecord:
+        announced, self._end = self._end, None
+        return await self._driver.wait_announced(self._ref, self.record.id, announced)
+
+    def output(self, *, offset: int = 0, follow: bool = True) -> AsyncIterator[Item]:
+        # For one reader only: a reader that is cancelled cancels the future that it waits for.
+        announced, self._first = self._first, None
+        return self._driver.output(self._ref, self.record.id, offset=offset, follow=follow, first=announced)
+
+
+def _retrieve(future: ResponseFuture) -> None:
+    """Keep asyncio from logging an error that nothing waited for."""
+    if not future.cancelled():
+        future.exception()
 
 
 class NativeDriver:
     """Sessions as Linux namespaces, below one data directory."""
 
     def __init__(
-        self, data_dir: str, *, mode: Mode | None = None, host: str = "local", pool: int = 0
+        self,
+        data_dir: str,
+        *,
+        mode: Mode | None = None,
+        host: str = "local",
+        pool: int = 0,
+        way: Way | None = None,
     ) -> None:
-        """``pool`` is how many sessions to keep prepared, some megabytes each, so that creates are quick."""
+        """``pool`` is how many sessions to keep prepared, some megabytes each, so that creates are quick.
+
+        ``way`` is how overlays are mounted, by default the newest that works here. Tests give others.
+        """
         self.host = host
         self.data_dir = os.path.abspath(data_dir)
         self.mode: Mode = mode or choose_mode()
-        self.zygote = ZygoteClient(self.data_dir, self.mode, pool)
+        self.way = way
+        self.zygote = ZygoteClient(self.data_dir, self.mode, pool, way)
         self._controls: dict[SessionRef, control.Control] = {}
         self._forgetting: dict[SessionRef, asyncio.Future[None]] = {}
-        self._firsts: _Announcements = {}
-        self._ends: _Announcements = {}
-        """Of processes started from here: what their supervisor will say of first output and end."""
-        self._listeners: dict[SessionRef, list[int]] = {}
-        """Came with the answer to a create, and nobody has asked for them yet."""
 
     async def start(self) -> None:
-        """Start the zygote, or do nothing if it runs. Called again by itself should the zygote have died."""
+        """Start the zygote, or do nothing if it runs. ``create`` calls this, in case the zygote has died."""
         if not os.path.isdir(f"{self.data_dir}/empty"):
             create_data_directory(self.data_dir)
             for name in ("sessions", "empty"):
@@ -70,12 +131,10 @@ class NativeDriver:
         await self.zygote.start()
 
     async def close(self) -> None:
-        """Let the zygote go. Sessions stay."""
+        """End the zygote. Sessions stay."""
         for item in list(self._controls.values()):
             await item.close()
         self._controls.clear()
-        for ref in list(self._listeners):
-            self._drop_listeners(ref)
         await self.zygote.close()
 
     def spawn(self, argv: list[str], fd: int, environment: dict[str, str]) -> None:
@@ -88,16 +147,16 @@ class NativeDriver:
         limits = {name: known.get(name, "not probed yet") for name in ("memory", "cpu", "pids")}
         return Capabilities(tier="native", mode=self.mode, freeze=freeze, limits=limits)
 
+    def warnings(self) -> list[HostWarning]:
+        scope = self.zygote.scope
+        return [HostWarning("sessions have no scope of their own", scope.why, scope.fix)] if scope.why else []
+
     # --- sessions ----------------------------------------------------------------------------------------
 
     def _directory(self, session: str) -> str:
         return f"{self.data_dir}/sessions/{session}"
 
-    async def create(self, spec: SessionSpec, *, network: bool = False) -> dict[str, Any]:
-        """Start a session and return its state, with every barrier and limit in force.
-
-        ``network`` says that ``listeners`` is asked for next: they then come with the same answer.
-        """
+    async def create(self, spec: SessionSpec, *, network: bool = False) -> Created:
         await self.start()
         directory = self._directory(spec.session)
         try:
@@ -108,7 +167,7 @@ class NativeDriver:
             raise path_error(error, "create", directory) from error
         try:
             try:
-                replace_json(f"{directory}/spec.json", spec.to_json())
+                write_sealed(f"{directory}/spec.json", session_json(spec))
             except OSError as error:  # the disk is full, most often
                 raise path_error(error, "create", directory) from error
             data, fds = await self.zygote.ask(spec.session, network=network)
@@ -116,16 +175,13 @@ class NativeDriver:
             if "error" in answer:
                 raise from_json(answer["error"])
         except Exception:
-            # Nothing ran, so nothing in there belongs to anybody but us.
+            # Nothing ran, so the directory holds only what this method has written.
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        if fds:
-            self._listeners[SessionRef(self.host, spec.session, spec.generation)] = fds
-        state: dict[str, Any] = answer["state"]
-        return state
+        return Created(NativeState.from_json(answer["state"]), tuple(fds))
 
     def control(self, ref: SessionRef) -> control.Control:
-        """The connection to a session's supervisor; made when first needed, shared afterwards."""
+        """Return the connection to a session's supervisor, made when first needed, shared afterwards."""
         found = self._controls.get(ref)
         if found is None:
             found = control.Control(self._directory(ref.session), ref.generation)
@@ -149,24 +205,26 @@ class NativeDriver:
     async def sessions(self) -> list[SessionRef]:
         """Every session that has left a directory here, running or not."""
         found = []
-        for name in sorted(os.listdir(f"{self.data_dir}/sessions")):
+        for name in session_names(f"{self.data_dir}/sessions"):
             try:
-                with open(f"{self._directory(name)}/spec.json", encoding="ascii") as handle:
-                    generation = json.load(handle)["generation"]
-            except (OSError, ValueError, KeyError):
-                # Whoever was making it died before it could be anything.
+                generation = int(read_sealed(f"{self._directory(name)}/spec.json")["generation"])
+            except (OSError, ValueError, KeyError, TypeError):
+                # The server died before it had written the file, or the file is damaged.
                 found.append(SessionRef(self.host, name))
             else:
                 found.append(SessionRef(self.host, name, generation))
         return found
 
-    async def state(self, ref: SessionRef) -> dict[str, Any]:
-        """The session as its supervisor sees it, or as it left it. A supervisor that died is ``aborted``."""
+    async def origin(self, ref: SessionRef) -> SessionOrigin | None:
+        return session_origin(self._directory(ref.session), f"{self.data_dir}/layers")
+
+    async def state(self, ref: SessionRef) -> NativeState:
+        """Ask the supervisor, or read what it left. A session whose supervisor died is ``aborted``."""
         directory = self._directory(ref.session)
         while True:
             if self.alive(ref.session):
                 try:
-                    return await self.control(ref).request("session.info")
+                    return NativeState.from_json(await self.control(ref).request("session.info"))
                 except SessionStopped:
                     pass
             if not os.path.isdir(directory):
@@ -174,19 +232,19 @@ class NativeDriver:
             state = control.read_state(directory)
             if state.get("generation", ref.generation) != ref.generation:
                 raise SessionStopped(f"session {ref.session} has been replaced", session=ref.session)
-            if state.get("status") in _ENDED:
-                return state
+            if state.get("status") in ENDED:
+                return NativeState.from_json(state)
             given_up = self._give_up(ref)
             if given_up is not None:
                 return given_up
-            # Its supervisor lives and does not answer yet, or not any more: either takes a moment only.
+            # Its supervisor lives and does not listen yet, or not any more: either takes a moment only.
             await asyncio.sleep(LAST_BREATH_SECONDS)
 
-    def _give_up(self, ref: SessionRef) -> dict[str, Any] | None:
-        """Write down that nobody runs a session, for good; ``None`` when somebody does.
+    def _give_up(self, ref: SessionRef) -> NativeState | None:
+        """Record, for good, that no supervisor runs a session; return ``None`` if one does.
 
-        A supervisor that was asked for by a caller who died may be on its way still. It looks for this
-        record once it has the lock, and goes no further.
+        A supervisor that a server asked for before it died may still be starting. It looks for this record
+        once it has the lock, and goes no further.
         """
         directory = self._directory(ref.session)
         try:
@@ -199,59 +257,89 @@ class NativeDriver:
             except BlockingIOError:
                 return None
             state = control.read_state(directory)
-            if state.get("status") not in _ENDED:
+            if state.get("status") not in ENDED:
                 state |= {"status": "aborted", "reason": "supervisor died", "generation": ref.generation}
                 try:
-                    replace_json(f"{directory}/state.json", state)
+                    write_sealed(f"{directory}/state.json", state)
                 except OSError:
                     pass  # a full disk: it is as true unwritten, and written the next time
-            return state
+            return NativeState.from_json(state)
         finally:
             os.close(fd)
 
-    async def stop(self, ref: SessionRef, *, reason: str, grace_ms: int = 0) -> dict[str, Any]:
-        """End a session and everything in it; returns its final state. Idempotent."""
+    async def stop(self, ref: SessionRef, *, reason: str, grace_ms: int = 0) -> NativeState:
         while True:
             try:
-                return await self.control(ref).request("session.stop", reason=reason, grace_ms=grace_ms)
+                ended = await self.control(ref).request("session.stop", reason=reason, grace_ms=grace_ms)
+                return NativeState.from_json(ended)
             except SessionStopped:
                 state = await self.state(ref)
-            if state["status"] in _ENDED:
+            except HostCannot:
+                # Its supervisor is of a version that this one cannot ask.
+                await asyncio.get_running_loop().run_in_executor(None, self._kill, ref.session)
+                state = await self.state(ref)
+            if state.ended:
                 return state
-            # Its supervisor was only coming up when we asked.
+            # Its supervisor was only starting when the request was made.
 
-    async def wait_stopped(self, ref: SessionRef) -> dict[str, Any]:
+    async def wait_stopped(self, ref: SessionRef) -> NativeState:
         try:
-            return await self.control(ref).request("session.wait")
+            return NativeState.from_json(await self.control(ref).request("session.wait"))
         except SessionStopped:
             return await self.state(ref)
+        except HostCannot:
+            pass
+        # Its supervisor is of a version that this one cannot ask. Its lock still says whether it lives.
+        while True:
+            try:
+                return await self.state(ref)
+            except HostCannot:
+                await asyncio.sleep(_POLL_SECONDS)
+
+    def _kill(self, session: str) -> None:
+        """Kill a session without asking its supervisor, and return when the supervisor has ended.
+
+        The kernel names the process that listens on the socket, so the process id is never a stale one. Init
+        ends with its supervisor, and everything inside with init.
+        """
+        fd = os.open(self._directory(session), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with sockets.connect_in(fd, "supervisor.sock") as sock:
+                credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                supervisor = os.pidfd_open(struct.unpack("3i", credentials)[0])
+        except (FileNotFoundError, ConnectionError, ProcessLookupError):
+            return  # it has ended by itself
+        finally:
+            os.close(fd)
+        try:
+            signal.pidfd_send_signal(supervisor, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(supervisor)
+        self._await_release(session)
 
     async def forget(self, ref: SessionRef) -> None:
-        """Drop the connection to an ended session, once its supervisor is really gone."""
+        """Drop the connection to an ended session, and return once its supervisor process has ended."""
         under_way = self._forgetting.get(ref)
         if under_way is None:
             under_way = asyncio.ensure_future(self._forget(ref))
             self._forgetting[ref] = under_way
             under_way.add_done_callback(lambda _: self._forgetting.pop(ref, None))
-        # Whoever asked first may give up; others wait for the same.
+        # The first caller may give up; others wait for the same task.
         await asyncio.shield(under_way)
 
     async def _forget(self, ref: SessionRef) -> None:
-        if (await self.state(ref))["status"] == "running":
+        if (await self.state(ref)).running:
             raise WrongState(f"session {ref.session} is running", session=ref.session)
-        self._drop_listeners(ref)
         found = self._controls.pop(ref, None)
         if found is not None:
-            # Who still waits for an answer waits for that of a session that is no more.
+            # Requests that still wait for a response get this as one.
             await found.close(SessionStopped(f"session {ref.session} has ended", session=ref.session))
         await asyncio.get_running_loop().run_in_executor(None, self._await_release, ref.session)
 
-    def _drop_listeners(self, ref: SessionRef) -> None:
-        for fd in self._listeners.pop(ref, ()):
-            os.close(fd)
-
     def _await_release(self, session: str) -> None:
-        # A supervisor that has answered may still be closing its overlay; its lock goes last.
+        # A supervisor that has responded may still be closing its overlay; it releases its lock last.
         try:
             fd = os.open(f"{self._directory(session)}/lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -265,14 +353,21 @@ class NativeDriver:
     def _sweep(self, session: str) -> None:
         """Remove control groups that a supervisor left because it was killed."""
         record = control.read_state(self._directory(session)).get("cgroup") or {}
-        places = {name: cgroup.Place(*place) for name, place in record.items()}
+        places = {name: cgroup.GroupPlace(*place) for name, place in record.items()}
         cgroup.SessionCgroup(session, places, {}).remove()
 
-    async def set_deadline(self, ref: SessionRef, deadline_ms: int | None) -> None:
-        await self.control(ref).request("session.extend", deadline_ms=deadline_ms)
+    async def set_deadline(
+        self, ref: SessionRef, deadline_ms: int | None, *, timeout_ms: int | None = None
+    ) -> int | None:
+        # The deadline is for supervisors of earlier versions, and for sessions that were given no timeout.
+        answer = await self.control(ref).request(
+            "session.extend", deadline_ms=deadline_ms, timeout_ms=timeout_ms
+        )
+        deadline: int | None = answer["deadline_ms"]
+        return deadline
 
-    async def usage(self, ref: SessionRef) -> dict[str, Any]:
-        return await self.control(ref).request("session.usage")
+    async def usage(self, ref: SessionRef) -> Usage:
+        return Usage.from_json(await self.control(ref).request("session.usage"))
 
     async def freeze(self, ref: SessionRef) -> None:
         await self.control(ref).request("session.freeze")
@@ -280,170 +375,162 @@ class NativeDriver:
     async def thaw(self, ref: SessionRef) -> None:
         await self.control(ref).request("session.thaw")
 
-    async def checkpoint(self, ref: SessionRef, destination: str) -> dict[str, Any]:
+    async def checkpoint(self, ref: SessionRef, destination: str) -> CheckpointReport:
         """Copy the running session's own files to ``destination``; it pauses only for the last pass."""
-        return await self.control(ref).request("session.checkpoint", destination=destination)
+        answer = await self.control(ref).request("session.checkpoint", destination=destination)
+        return CheckpointReport.from_json(answer)
 
     # --- network -----------------------------------------------------------------------------------------
 
     async def listeners(self, ref: SessionRef) -> list[int]:
-        """Descriptors a session's traffic ends at, and one to see its end by; the caller owns them."""
-        if ref in self._listeners:
-            return self._listeners.pop(ref)
-        return await self._descriptors(ref, "network.listeners")
-
-    async def sockets(self, ref: SessionRef, *, count: int, family: int) -> list[int]:
-        """Unconnected TCP sockets inside the session's network; the caller owns them."""
-        return await self._descriptors(ref, "network.sockets", count=count, family=family)
-
-    async def _descriptors(self, ref: SessionRef, op: str, **body: Any) -> list[int]:
-        work = partial(network.ask, self._directory(ref.session), op, generation=ref.generation, **body)
+        await self.control(ref).check()
+        work = partial(network.get_listeners, self._directory(ref.session), generation=ref.generation)
         return await asyncio.get_running_loop().run_in_executor(None, work)
 
     # --- processes ---------------------------------------------------------------------------------------
 
-    async def start_process(self, ref: SessionRef, spec: ProcessSpec) -> dict[str, Any]:
-        answer, announced = await self.control(ref).start(**spec.to_json())
-        if announced is not None:
-            self._announce(self._firsts, (ref, spec.process), announced.more)
-            self._announce(self._ends, (ref, spec.process), announced.end)
-        record: dict[str, Any] = answer["process"]
-        return record
+    async def start_process(self, ref: SessionRef, spec: ProcessSpec) -> NativeProcess:
+        supervisor, body = self.control(ref), process_json(spec)
+        if await supervisor.check() < protocol.LONG:
+            check_for_earlier(ref.session, body)
+        answer, announced = await supervisor.start(**body)
+        return NativeProcess(self, ref, ProcessRecord.from_json(answer["process"]), announced)
 
-    def _announce(self, kept: _Announcements, key: tuple[SessionRef, str], answer: _Answer) -> None:
-        """Keep an answer for whoever comes to wait before it is there; others ask."""
+    def process_directory(self, ref: SessionRef, process_id: str) -> str:
+        return f"{self._directory(ref.session)}/processes/{process_id}"
 
-        def forget(came: _Answer) -> None:
-            kept.pop(key, None)
-            if not came.cancelled():
-                came.exception()
-
-        kept[key] = answer
-        answer.add_done_callback(forget)
-
-    def process_directory(self, ref: SessionRef, process: str) -> str:
-        return f"{self._directory(ref.session)}/processes/{process}"
-
-    async def process(self, ref: SessionRef, process: str) -> dict[str, Any]:
-        """A process record: live, or as it was written when its session still had a supervisor."""
+    async def process(self, ref: SessionRef, process_id: str) -> ProcessRecord:
+        """Ask the supervisor, or read what it left."""
         try:
-            answer = await self.control(ref).request("process.get", process=process)
+            answer = await self.control(ref).request("process.get", process=process_id)
         except SessionStopped:
-            return self._saved_record(ref, process)
-        record: dict[str, Any] = answer["process"]
-        return record
+            return self._saved_record(ref, process_id)
+        return ProcessRecord.from_json(answer["process"])
 
-    def _saved_record(self, ref: SessionRef, process: str) -> dict[str, Any]:
+    def _saved_record(self, ref: SessionRef, process_id: str) -> ProcessRecord:
         try:
-            record = last_record(self.process_directory(ref, process))
+            body = last_record(self.process_directory(ref, process_id))
         except FileNotFoundError:
-            raise NotFound(f"no process {process}", kind="process", name=process) from None
-        if record["status"] == "running":
-            record |= {"status": "lost", "reason": "supervisor died"}
-        return record
+            raise NotFound(f"no process {process_id}", kind="process", name=process_id) from None
+        except ValueError:
+            return ProcessRecord.damaged(process_id)
+        record = ProcessRecord.from_json(body)
+        return replace(record, status=LOST, reason="supervisor died") if record.status == RUNNING else record
 
-    async def processes(self, ref: SessionRef) -> list[dict[str, Any]]:
+    async def processes(self, ref: SessionRef) -> list[ProcessRecord]:
         try:
             answer = await self.control(ref).request("process.list")
         except SessionStopped:
             directory = f"{self._directory(ref.session)}/processes"
             names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-            return [self._saved_record(ref, name) for name in names]
-        records: list[dict[str, Any]] = answer["processes"]
-        return records
+            saved = [self._saved_record(ref, name) for name in names]
+            return [record for record in saved if record.argv]
+        return [ProcessRecord.from_json(self._whole(ref, body)) for body in answer["processes"]]
 
-    async def wait_process(self, ref: SessionRef, process: str) -> dict[str, Any]:
-        announced = self._ends.pop((ref, process), None)
+    def _whole(self, ref: SessionRef, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a record with all of its arguments, which a response leaves out where they are long."""
+        if not body.get("argv_cut"):
+            return body
         try:
-            answer = await (announced or self.control(ref).request("process.wait", process=process))
+            return {**body, "argv": last_record(self.process_directory(ref, body["id"]))["argv"]}
+        except (FileNotFoundError, ValueError):
+            return body
+
+    async def wait_process(self, ref: SessionRef, process_id: str) -> ProcessRecord:
+        return await self.wait_announced(ref, process_id, None)
+
+    async def wait_announced(
+        self, ref: SessionRef, process_id: str, announced: ResponseFuture | None
+    ) -> ProcessRecord:
+        """Wait for the end of a process by what its supervisor announced, or by asking it."""
+        try:
+            answer = await (announced or self.control(ref).request("process.wait", process=process_id))
         except SessionStopped:
-            return self._saved_record(ref, process)
-        record: dict[str, Any] = answer["process"]
-        return record
+            return self._saved_record(ref, process_id)
+        return ProcessRecord.from_json(answer["process"])
 
     async def output(
-        self, ref: SessionRef, process: str, *, offset: int = 0, follow: bool = True
+        self,
+        ref: SessionRef,
+        process_id: str,
+        *,
+        offset: int = 0,
+        follow: bool = True,
+        first: ResponseFuture | None = None,
     ) -> AsyncIterator[Item]:
-        """What a process printed, from any offset.
+        """Read the log of a process. If its supervisor died, the log has no `End`.
 
-        With ``follow`` until it has ended; without, what is there now, which includes what its children have
-        written since it ended.
+        ``first`` is the announcement of first output, for a reader from the beginning.
         """
-        reader = OutputReader(self.process_directory(ref, process), offset)
+        reader = OutputReader(self.process_directory(ref, process_id), offset)
+        written = 0
         try:
             while True:
-                items = reader.read()
+                items = reader.read() or _damage(reader, written)
                 for item in items:
                     yield item
-                if (reader.ended and follow) or (not items and (reader.final or not follow)):
+                if reader.ended and follow:
                     return
-                if not items:
-                    reader.final = not await self._more_output(ref, process, reader.offset)
+                if items:
+                    continue
+                if reader.final:
+                    return
+                if follow:
+                    announced, first = (first if reader.offset == 0 else None), None
+                    more = await self._more_output(ref, process_id, reader.offset, announced)
+                else:
+                    more = await self._written(ref, process_id)
+                    if more is not None and more <= max(reader.offset, written):
+                        return
+                reader.final = more is None
+                written = more or written
         finally:
             reader.close()
 
-    async def _more_output(self, ref: SessionRef, process: str, offset: int) -> bool:
-        """Wait until there is more output; False when nobody is left to write any."""
-        announced = self._firsts.pop((ref, process), None) if offset == 0 else None
-        asking = announced or self.control(ref).request("process.output", process=process, offset=offset)
+    async def _written(self, ref: SessionRef, process_id: str) -> int | None:
+        """Return how much a process has printed by now; ``None`` when its supervisor is gone."""
+        try:
+            answer = await self.control(ref).request("process.get", process=process_id)
+        except SessionStopped:
+            return None
+        return int(answer["process"]["output_bytes"])
+
+    def has_output(self, ref: SessionRef, process_id: str) -> bool:
+        return os.path.isdir(self.process_directory(ref, process_id))
+
+    async def _more_output(
+        self, ref: SessionRef, process_id: str, offset: int, announced: ResponseFuture | None
+    ) -> int | None:
+        """Wait until there is more output and return how much; ``None`` when there will be no more."""
+        asking = announced or self.control(ref).request("process.output", process=process_id, offset=offset)
         try:
             answer = await asking
         except SessionStopped:
-            self._saved_record(ref, process)
-            return False
-        return not answer["ended"] or answer["offset"] > offset
+            self._saved_record(ref, process_id)
+            return None
+        return None if answer["ended"] and answer["offset"] <= offset else int(answer["offset"])
 
-    async def signal(self, ref: SessionRef, number: int, process: str | None = None) -> None:
-        await self.control(ref).request("process.signal", process=process, signal=number)
+    async def signal(
+        self, ref: SessionRef, number: int, process_id: str | None = None, *, grace_ms: int | None = None
+    ) -> None:
+        supervisor = self.control(ref)
+        if grace_ms is not None and await supervisor.check() < protocol.LONG:
+            raise too_early(ref.session, "a grace period")
+        await supervisor.request("process.signal", process=process_id, signal=number, grace_ms=grace_ms)
 
     async def write_stdin(
-        self, ref: SessionRef, process: str, data: bytes, *, offset: int | None = None, close: bool = False
+        self, ref: SessionRef, process_id: str, data: bytes, *, offset: int | None = None, close: bool = False
     ) -> int:
-        """Give a process input; returns the total accepted so far, once its pipe has taken this piece."""
         answer = await self.control(ref).request(
-            "process.stdin", data, process=process, offset=offset, close=close
+            "process.stdin", data, process=process_id, offset=offset, close=close
         )
         accepted: int = answer["accepted"]
         return accepted
 
-    async def resize(self, ref: SessionRef, process: str, *, rows: int, columns: int) -> None:
-        await self.control(ref).request("process.resize", process=process, rows=rows, columns=columns)
+    async def resize(self, ref: SessionRef, process_id: str, *, rows: int, columns: int) -> None:
+        await self.control(ref).request("process.resize", process=process_id, rows=rows, columns=columns)
 
     # --- files -------------------------------------------------------------------------------------------
 
-    async def files(
-        self, ref: SessionRef, operation: str, *, data: AsyncIterable[bytes] | None = None, **arguments: Any
-    ) -> dict[str, Any]:
-        """A file operation with a small result; ``list`` returns its entries under ``entries``."""
-        answer, content = await self.control(ref).files(operation, data=data, **arguments)
-        if operation == "list":
-            entries: list[dict[str, Any]] = []
-            for line in content.splitlines():
-                entries += json.loads(line)
-            answer["entries"] = entries
-        return answer
-
-    async def open_read(self, ref: SessionRef, path: str, *, direct: bool, **arguments: Any) -> Download:
-        """A file to be read; ``direct`` if the content of a large one can go to a socket."""
-        return await self.control(ref).open_read(direct=direct, path=path, **arguments)
-
-    async def open_write(self, ref: SessionRef, path: str, **arguments: Any) -> Upload | None:
-        """A file to be written with what is on a socket; ``None`` if its supervisor cannot do that."""
-        return await self.control(ref).open_write(path=path, **arguments)
-
-    async def read_file(self, ref: SessionRef, path: str, **arguments: Any) -> AsyncIterator[bytes]:
-        opened = await self.open_read(ref, path, direct=False, **arguments)
-        async with aclosing(opened):
-            async for piece in opened.pieces():
-                yield piece
-
-    async def watch(
-        self, ref: SessionRef, path: str, **arguments: Any
-    ) -> AsyncIterator[list[dict[str, Any]]]:
-        """Changes below a directory, in batches; the first, empty one says that watching has begun."""
-        async for line in self.control(ref).read("watch", path=path, **arguments):
-            yield json.loads(line)
-
-    def archive(self, ref: SessionRef, paths: list[str], **arguments: Any) -> AsyncIterator[bytes]:
-        """A tar stream of files and trees."""
-        return self.control(ref).read("archive", paths=paths, **arguments)
+    def files(self, ref: SessionRef) -> NativeFiles:
+        return NativeFiles(self.control(ref))

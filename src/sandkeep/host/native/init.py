@@ -5,9 +5,13 @@ is not dumpable, holds three descriptors besides /dev/null, and never touches th
 starts: pipes are made by the supervisor and handed through.
 
 Messages on the control socket are JSON objects, one per packet; a message too long for a packet travels in a
-memory file. From the supervisor: ``exec``, ``signal``, ``killtree``, ``freeze``, ``thaw``. To it:
+memory file. From the supervisor: ``exec``, ``signal``, ``signaltree``, ``freeze``, ``thaw``. To it:
 ``started``/``failed`` and ``frozen`` answers, ``exit`` events. When the supervisor dies the socket closes,
 init exits, and the kernel kills all that is left.
+
+Every process is spawned in a UTS namespace of its own, with the same host name. Its descendants inherit it
+even if they change their session, group or parent, and no other process of the sandbox may make or enter one.
+So the namespace says whose descendant a process is, which parent links do not once a parent is gone.
 """
 
 from __future__ import annotations
@@ -35,11 +39,14 @@ _DEFAULT_SIGNALS: Final = [
 _DEAD: Final = (b"Z", b"X")
 _STOPPED: Final = (b"T", b"t")
 _IO_SECONDS: Final = 0.1
+_STILL_SECONDS: Final = 2.0
+_LOOKS: Final = 20
+"""So often we look for descendants that were forked while we looked, before we stop everything to see all."""
 _VICTIM: Final = b"500"
 """Raised oom_score_adj of everything spawned: init is the last one the kernel should choose."""
 
 
-class Refused(Exception):
+class StepFailed(Exception):
     """A request that could not be carried out: at which step, and why."""
 
     def __init__(self, step: str, number: int) -> None:
@@ -54,6 +61,8 @@ class Init:
         self._switch_ids = switch_ids
         self._children: dict[int, str] = {}
         self._shims: dict[int, Shim] = {}
+        self._marks: dict[str, Mark] = {}
+        """By request, of processes that run or for whose descendants a signal is to come."""
         self._stopped_before: set[int] | None = None
         self._put_off: list[tuple[dict[str, Any], list[int]]] = []
         self._wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -96,8 +105,8 @@ class Init:
                 self._thaw()
             elif op == "signal":
                 self._signal(request["pid"], request["signal"], only=request.get("only", False))
-            elif op == "killtree":
-                self._kill_tree(request["id"])
+            elif op == "signaltree":
+                self._signal_tree(request["id"], request["signal"], to_come=request["to_come"])
         finally:
             for fd in fds:
                 os.close(fd)
@@ -113,8 +122,11 @@ class Init:
                     (os.POSIX_SPAWN_DUP2, 0, 2),
                 ]
             else:
-                actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(fds)]
-            if request["shim"] or request["rlimits"]:
+                # Without input the child keeps our own descriptor 0, which is /dev/null.
+                first = 3 - len(fds)
+                actions = [(os.POSIX_SPAWN_DUP2, fd, first + place) for place, fd in enumerate(fds)]
+            self._mark(request["id"], limited=request["kill_after_ms"] is not None)
+            if request["rlimits"]:
                 shim = Shim(self, request, actions)
                 pid = shim.main
                 self._shims[shim.pid] = shim
@@ -123,7 +135,8 @@ class Init:
                 pid = self._spawn(request, actions)
                 self._children[pid] = request["id"]
             _expose_to_oom(pid)
-        except Refused as refusal:
+        except StepFailed as refusal:
+            self._marks.pop(request["id"], None)
             answer = {"failed": request["id"], "step": refusal.step, "errno": refusal.number}
             self._control.send(json.dumps(answer).encode())
         else:
@@ -157,9 +170,9 @@ class Init:
             except OSError as error:
                 # The kernel says "no such file" for a missing interpreter too.
                 step = "interpreter" if error.errno == errno.ENOENT and os.path.exists(path) else "exec"
-                raise Refused(step, error.errno or errno.EINVAL) from error
+                raise StepFailed(step, error.errno or errno.EINVAL) from error
             except ValueError as error:  # a NUL byte, or text that no byte string stands for
-                raise Refused("exec", errno.EINVAL) from error
+                raise StepFailed("exec", errno.EINVAL) from error
         finally:
             os.chdir("/")
             if self._switch_ids:
@@ -175,7 +188,11 @@ class Init:
             pass
 
     def _freeze(self, seconds: float) -> None:
-        """Stop everything but ourselves by signal, and answer once it stands still, or did not in time.
+        still = self._stand_still(seconds)
+        self._control.send(json.dumps({"frozen": still}).encode())
+
+    def _stand_still(self, seconds: float) -> bool:
+        """Stop everything but ourselves by signal; whether it stood still in time.
 
         A signal is only sent, never there at once: until a look finds every thread stopped, some still run.
         """
@@ -187,15 +204,17 @@ class Init:
             waited = time.monotonic() - started
             still = not _moving(_tasks(), trust_sleepers=waited > _IO_SECONDS)
             if still or waited > seconds:
-                break
+                return still
             time.sleep(0.001)
-        self._control.send(json.dumps({"frozen": still}).encode())
 
-    def _thaw(self) -> None:
+    def _go_on(self) -> None:
         """Go on with everything, except what the session had stopped itself."""
         before, self._stopped_before = self._stopped_before or set(), None
         for pid in {pid for pid, _, _ in _tasks()} - before:
             self._signal(pid, signal.SIGCONT, only=True)
+
+    def _thaw(self) -> None:
+        self._go_on()
         put_off, self._put_off = self._put_off, []
         for request, fds in put_off:
             try:
@@ -204,11 +223,66 @@ class Init:
                 for fd in fds:
                     os.close(fd)
 
-    def _kill_tree(self, request: str) -> None:
-        for shim in self._shims.values():
-            if shim.request == request:
-                shim.kill()
+    def _mark(self, request: str, *, limited: bool) -> None:
+        """Move to a new UTS namespace, where the next process is spawned."""
+        try:
+            syscalls.unshare(syscalls.CLONE_NEWUTS)
+        except OSError as error:
+            raise StepFailed("namespace", error.errno or errno.EINVAL) from error
+        number = _namespace("self")
+        # If the kernel reuses a number, no process of the earlier namespace is left.
+        self._marks = {name: mark for name, mark in self._marks.items() if mark.number != number}
+        self._marks[request] = Mark(number, limited)
+
+    def _signal_tree(self, request: str, number: int, *, to_come: bool | None = None) -> None:
+        """Signal a process and every descendant, each once.
+
+        ``to_come``: another signal will follow, also if the process itself has ended by then, or none will;
+        ``None`` changes nothing about that.
+        """
+        self._reap()  # so that the pid of a process that has just ended is not signalled
+        mark = self._marks.get(request)
+        if mark is None:
+            return
+        if to_come is not None:
+            mark.limited = to_come
+            if mark.ended and not to_come:
+                del self._marks[request]
+        sent: set[tuple[int, bytes]] = set()
+        for _ in range(_LOOKS):
+            fresh = self._marked(mark.number) - sent
+            if not fresh:
                 return
+            # The oldest first: a shell that outlives its command would go on, or end with the command's code.
+            for pid, _ in sorted(fresh, key=_age):
+                self._signal(pid, number, only=True)
+            sent |= fresh
+        if number == signal.SIGKILL:
+            self._kill_at_once(mark.number)
+
+    def _kill_at_once(self, number: int) -> None:
+        """They fork faster than we look. Stop everything for a moment: what is stopped cannot fork."""
+        checkpoint = self._stopped_before is not None
+        self._stand_still(_STILL_SECONDS)
+        for pid, _ in self._marked(number):
+            self._signal(pid, signal.SIGKILL, only=True)
+        if not checkpoint:
+            self._go_on()
+
+    def _marked(self, number: int) -> set[tuple[int, bytes]]:
+        """Living processes of a namespace, and what descends from them, each with the time it began.
+
+        Parent links are for programs that may be run and not read: the kernel does not tell where they are.
+        """
+        family, began = _family()
+        pending = [pid for pid in began if pid != 1 and pid not in self._shims and _namespace(pid) == number]
+        found: set[int] = set()
+        while pending:
+            pid = pending.pop()
+            if pid not in found:
+                found.add(pid)
+                pending += family.get(pid, [])
+        return {(pid, began[pid]) for pid in found}
 
     # --- children ----------------------------------------------------------------------------------------
 
@@ -230,24 +304,12 @@ class Init:
             if pid in self._shims:
                 shim = self._shims.pop(pid)
                 if os.WIFSIGNALED(status):
-                    self._kill_strays(shim)
+                    # A process of the sandbox killed it, so the end of its command would not be reported.
+                    self._signal_tree(shim.request, signal.SIGKILL)
                 self._hear_shim(shim)
                 shim.close()
             elif pid in self._children:
                 self._report(self._children.pop(pid), pid, status, usage.ru_utime + usage.ru_stime)
-
-    def _kill_strays(self, shim: Shim) -> None:
-        """Somebody inside killed a shim, to escape from it: what it held has become ours. Kill that.
-
-        It cannot be told from orphans that others left us since the shim began. They die with it.
-        """
-        while True:
-            ours = self._children.keys() | self._shims.keys() | shim.orphans_before
-            strays = [pid for pid in _children_of(1) if pid not in ours]
-            if not strays:
-                return
-            for stray in strays:
-                _kill_all([stray, *_descendants(stray)])
 
     def _hear_shim(self, shim: Shim | None) -> None:
         """The command behind a shim has ended, or the shim died and took the news with it."""
@@ -259,21 +321,33 @@ class Init:
         self._report(shim.request, shim.main, news.get("status", signal.SIGKILL), news.get("cpu", 0.0))
 
     def _report(self, request: str, pid: int, status: int, cpu_seconds: float) -> None:
+        mark = self._marks.get(request)
+        if mark is not None:
+            mark.ended = True
+            if not mark.limited:
+                del self._marks[request]
         event = {"exit": request, "pid": pid, "status": status, "cpu_ms": round(cpu_seconds * 1000)}
         self._control.send(json.dumps(event).encode())
 
 
-class Shim:
-    """A process between init and one command, where there is no control group to hold its descendants.
+class Mark:
+    """The number of the UTS namespace that a process and its descendants are in."""
 
-    As a child subreaper it adopts every orphan below it, so all descendants stay reachable by parent links
-    and ``kill`` can find them, whatever they did to their session or group. It also sets resource limits,
-    which ``posix_spawn`` cannot.
-    """
+    __slots__ = ("ended", "limited", "number")
+
+    def __init__(self, number: int, limited: bool) -> None:
+        self.number = number
+        self.limited = limited
+        """A signal is to come, at a time limit or after a grace period: for descendants also after the end of
+        the process itself."""
+        self.ended = False
+
+
+class Shim:
+    """A process between init and one command that sets resource limits, which ``posix_spawn`` cannot."""
 
     def __init__(self, init: Init, request: dict[str, Any], actions: list[tuple[Any, ...]]) -> None:
         self.request = request["id"]
-        self.orphans_before = set(_children_of(1)) if request["shim"] else set()
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
@@ -286,21 +360,20 @@ class Shim:
         if "failed" in answer:
             os.close(read_end)
             os.waitpid(self.pid, 0)
-            raise Refused(answer["failed"], answer["errno"])
+            raise StepFailed(answer["failed"], answer["errno"])
         self.main: int = answer["started"]
 
     def _run(
         self, init: Init, request: dict[str, Any], actions: list[tuple[Any, ...]], report: int
     ) -> NoReturn:
         try:
-            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             try:
                 for number, soft, hard in request["rlimits"]:
                     _set_limit(number, soft, hard)
                 main = init._spawn(request, actions)
-            except Refused as refusal:
+            except StepFailed as refusal:
                 _write_line(report, {"failed": refusal.step, "errno": refusal.number})
                 os._exit(1)
             _write_line(report, {"started": main})
@@ -311,61 +384,42 @@ class Shim:
                         os.close(int(fd))
                     except OSError:
                         pass
-            while True:
-                try:
-                    pid, status, usage = os.wait4(-1, 0)
-                except ChildProcessError:
-                    os._exit(0)
-                if pid == main:
-                    _write_line(report, {"status": status, "cpu": usage.ru_utime + usage.ru_stime})
-                    if not request["shim"]:
-                        os._exit(0)
+            _, status, usage = os.wait4(main, 0)
+            _write_line(report, {"status": status, "cpu": usage.ru_utime + usage.ru_stime})
+            os._exit(0)
         finally:
             os._exit(1)
 
     def close(self) -> None:
         os.close(self.pipe)
 
-    def kill(self) -> None:
-        """Kill every descendant, again and again until a look finds none, then the shim itself."""
-        while victims := _descendants(self.pid):
-            _kill_all(victims)
 
-
-def _kill_all(pids: list[int]) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-
-def _children_of(pid: int) -> list[int]:
-    return _family().get(pid, [])
-
-
-def _descendants(root: int) -> list[int]:
-    """Living descendants of a process, by parent links."""
-    parents = _family()
-    found: list[int] = []
-    pending = [root]
-    while pending:
-        children = parents.get(pending.pop(), [])
-        found += children
-        pending += children
-    return found
-
-
-def _family() -> dict[int, list[int]]:
-    """Living children of every process."""
-    parents: dict[int, list[int]] = {}
+def _family() -> tuple[dict[int, list[int]], dict[int, bytes]]:
+    """Living children of every process, and when each living process began."""
+    children: dict[int, list[int]] = {}
+    began: dict[int, bytes] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        state, parent = _state(f"/proc/{name}")
+        state, parent, start = _state(f"/proc/{name}")
         if state not in _DEAD:
-            parents.setdefault(parent, []).append(int(name))
-    return parents
+            children.setdefault(parent, []).append(int(name))
+            began[int(name)] = start
+    return children, began
+
+
+def _age(process: tuple[int, bytes]) -> tuple[int, int]:
+    """Sorts a process and when it began behind those that began earlier."""
+    pid, began = process
+    return int(began or 0), pid
+
+
+def _namespace(pid: int | str) -> int:
+    """The number of a process's UTS namespace; 0 if it is gone or must not be looked at."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/uts").st_ino
+    except OSError:
+        return 0
 
 
 def _tasks() -> list[tuple[int, bytes, int]]:
@@ -379,7 +433,7 @@ def _tasks() -> list[tuple[int, bytes, int]]:
         except OSError:
             continue
         for thread in threads:
-            state, parent = _state(f"/proc/{name}/task/{thread}")
+            state, parent, _ = _state(f"/proc/{name}/task/{thread}")
             if state not in _DEAD:
                 found.append((int(name), state, parent))
     return found
@@ -397,14 +451,14 @@ def _moving(tasks: list[tuple[int, bytes, int]], *, trust_sleepers: bool) -> boo
     )
 
 
-def _state(directory: str) -> tuple[bytes, int]:
-    """State and parent of a process or thread, by its directory in /proc."""
+def _state(directory: str) -> tuple[bytes, int, bytes]:
+    """State, parent and start time of a process or thread, by its directory in /proc."""
     try:
         with open(f"{directory}/stat", "rb") as handle:
             fields = handle.read().rsplit(b")", 1)[1].split()
     except OSError:
-        return b"X", 0
-    return fields[0], int(fields[1])
+        return b"X", 0, b""
+    return fields[0], int(fields[1]), fields[19]
 
 
 def _open_terminal(size: list[int], owner: int) -> tuple[int, str]:
@@ -412,7 +466,7 @@ def _open_terminal(size: list[int], owner: int) -> tuple[int, str]:
     try:
         master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        raise Refused("pty", error.errno or errno.EIO) from error
+        raise StepFailed("pty", error.errno or errno.EIO) from error
     try:
         fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
         number = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, b"\0" * 4))[0]
@@ -422,7 +476,7 @@ def _open_terminal(size: list[int], owner: int) -> tuple[int, str]:
             os.chown(path, owner, -1)
     except OSError as error:
         os.close(master)
-        raise Refused("pty", error.errno or errno.EIO) from error
+        raise StepFailed("pty", error.errno or errno.EIO) from error
     return master, path
 
 
@@ -431,9 +485,9 @@ def _enter_directory(path: str) -> None:
         os.chdir(path)
         where = os.getcwd()
     except (OSError, ValueError) as error:
-        raise Refused("cwd", getattr(error, "errno", None) or errno.EINVAL) from error
+        raise StepFailed("cwd", getattr(error, "errno", None) or errno.EINVAL) from error
     if where.startswith("(unreachable)"):
-        raise Refused("cwd", errno.ENOENT)
+        raise StepFailed("cwd", errno.ENOENT)
 
 
 def _find(command: str, search: str) -> str:
@@ -441,9 +495,9 @@ def _find(command: str, search: str) -> str:
     try:
         os.fsencode(command + search)
     except ValueError as error:
-        raise Refused("exec", errno.EINVAL) from error
+        raise StepFailed("exec", errno.EINVAL) from error
     if "\0" in command:
-        raise Refused("exec", errno.EINVAL)
+        raise StepFailed("exec", errno.EINVAL)
     if "/" in command:
         return command
     seen = errno.ENOENT
@@ -453,7 +507,7 @@ def _find(command: str, search: str) -> str:
             return candidate
         if os.path.exists(candidate) and not os.path.isdir(candidate):
             seen = errno.EACCES
-    raise Refused("find", seen)
+    raise StepFailed("find", seen)
 
 
 def _expose_to_oom(pid: int) -> None:
@@ -473,7 +527,7 @@ def _set_limit(number: int, soft: int, hard: int) -> None:
     try:
         resource.setrlimit(number, (soft, hard))
     except (OSError, ValueError) as error:
-        raise Refused("limits", getattr(error, "errno", None) or errno.EINVAL) from error
+        raise StepFailed("limits", getattr(error, "errno", None) or errno.EINVAL) from error
 
 
 def _read_all(fd: int) -> bytes:

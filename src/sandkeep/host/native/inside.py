@@ -17,7 +17,8 @@ import resource
 import socket
 from typing import Any, Final
 
-from sandkeep.linux import netlink, sockets, syscalls
+from sandkeep.host.native import inotify
+from sandkeep.linux import capabilities, netlink, sockets, syscalls
 from sandkeep.linux.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC, MS_REMOUNT
 
 CAPABILITIES: Final = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)
@@ -45,6 +46,14 @@ _QUIET: Final = MS_NOSUID | MS_NODEV | MS_NOEXEC
 _HIDDEN_FILES: Final = ("proc/kcore", "proc/keys", "proc/timer_list", "proc/sysrq-trigger")
 _READ_ONLY: Final = ("proc/sys", "proc/bus", "proc/fs", "proc/irq")
 _HIDDEN_DIRECTORIES: Final = ("proc/acpi", "proc/scsi", "sys/firmware")
+_SOCKET_MEMORY: Final = (
+    ("proc/sys/net/ipv4/tcp_rmem", b"4096 131072 1048576"),
+    ("proc/sys/net/ipv4/tcp_wmem", b"4096 16384 1048576"),
+)
+"""Least, usual and most bytes that one connection has buffered in each direction. All connections end on
+this machine, so a mebibyte is plenty; with the kernel's defaults some hundred of them hold gigabytes."""
+MOST_OPEN_FILES: Final = 8192
+"""Open files of one process. A queue that the kernel charges to no control group needs a descriptor."""
 
 
 class BarrierError(Exception):
@@ -56,7 +65,7 @@ class BarrierError(Exception):
         self.error = error
 
 
-class Steps:
+class SetupSteps:
     """Runs set-up steps by barrier name and remembers those the operator agreed to do without."""
 
     def __init__(self, accepted: frozenset[str]) -> None:
@@ -79,9 +88,10 @@ def prepare(request: dict[str, Any]) -> tuple[dict[str, str], list[int]]:
     Returns the accepted barriers that are absent, with reasons, and the listeners all traffic is steered to.
     Capabilities go from the bounding set only, so the mounts that follow are still possible.
     """
-    steps = Steps(frozenset(request["accept"]))
+    steps = SetupSteps(frozenset(request["accept"]))
     steps.run("id-range", _become_root, request["switch_ids"])
-    steps.run("mount-namespace", syscalls.mount, None, "/", None, MS_REC | syscalls.MS_PRIVATE)
+    # Not private: a prepared session may wait for long, and what the host unmounts would stay busy.
+    steps.run("mount-namespace", syscalls.mount, None, "/", None, MS_REC | syscalls.MS_SLAVE)
     steps.run("cgroup-namespace", syscalls.unshare, syscalls.CLONE_NEWCGROUP)
     steps.run("network-namespace", netlink.loopback_up)
     listeners: list[int] = steps.run("network-steering", netlink.steer) or []
@@ -89,15 +99,14 @@ def prepare(request: dict[str, Any]) -> tuple[dict[str, str], list[int]]:
     return steps.absent, listeners
 
 
-def take_shape(setup: dict[str, Any], fds: list[int]) -> dict[str, str]:
+def enter_rootfs(setup: dict[str, Any], fds: list[int]) -> dict[str, str]:
     """Move into the session's root filesystem. Returns the accepted barriers that are absent, with reasons.
 
-    ``fds`` are, in the order ``setup`` lists them: one mount per slot, the device tree if any, one mount per
-    bind.
+    ``fds`` are, in the order ``setup`` lists them: one mount per slot, one per bind, the device tree if any.
     """
-    steps = Steps(frozenset(setup["accept"]))
+    steps = SetupSteps(frozenset(setup["accept"]))
     slots = setup["slots"]
-    mounts = iter(fds)
+    mounts, binds = iter(fds[: len(slots)]), fds[len(slots) : len(slots) + len(setup["binds"])]
     steps.run("root-filesystem", _attach_root, next(mounts), setup["anchor"])
     for path in ("dev", "proc", "sys"):
         steps.run("root-filesystem", _require_directory, path)
@@ -105,18 +114,22 @@ def take_shape(setup: dict[str, Any], fds: list[int]) -> dict[str, str]:
         steps.run("root-filesystem", _attach, next(mounts), slot["target"].lstrip("/"), slot["make"])
     steps.run("proc", syscalls.mount, "proc", "proc", "proc", _QUIET)
     if setup["device_tree"]:
-        steps.run("devices", syscalls.move_mount, next(mounts), "dev")
+        steps.run("devices", syscalls.move_mount, fds[-1], "dev")
     else:
         steps.run("devices", _bind_devices)
     steps.run("devices", _mount_terminals_and_memory, setup["shm_bytes"], setup["gid_tty"])
     steps.run("sys", syscalls.mount, "sysfs", "sys", "sysfs", MS_RDONLY | _QUIET)
     _show_cgroups(setup["cgroups"])
     steps.run("nested-namespaces", _forbid_nested_namespaces)
+    steps.run("user-namespace", inotify.bound, setup["inotify"], "proc")
+    steps.run("network-namespace", _bound_socket_memory)
     steps.run("masks", _mask)
-    for target in setup["binds"]:
-        steps.run("root-filesystem", _attach, next(mounts), target.lstrip("/"))
+    for target, bind in zip(setup["binds"], binds, strict=True):
+        steps.run("root-filesystem", _attach, bind, target.lstrip("/"))
     steps.run("mount-namespace", _switch_root)
+    steps.run("devices", _leave_null_of_host)
     steps.run("uts-namespace", syscalls.sethostname, setup["hostname"])
+    _bound_open_files()
     if setup["max_processes"]:
         resource.setrlimit(resource.RLIMIT_NPROC, (setup["max_processes"],) * 2)
     for fd in fds:
@@ -165,11 +178,13 @@ def _attach(mount_fd: int, path: str, make: bool = False) -> None:
 
 
 def _bind_devices() -> None:
-    """Devices without the right to make any: bind mounts of the host's, on a private tmpfs."""
+    """Devices without the right to make any: read-only bind mounts of the host's, on a private tmpfs."""
     syscalls.mount("tmpfs", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k")
     for name, _, _ in DEVICES:
         os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_CLOEXEC, 0o666))
         syscalls.mount(f"/dev/{name}", f"dev/{name}", None, MS_BIND)
+        # Devices can be written to nevertheless; their times and modes are the host's.
+        syscalls.mount_setattr(syscalls.AT_FDCWD, f"dev/{name}", 0, attr_set=syscalls.MOUNT_ATTR_RDONLY)
     for name in DEVICE_DIRECTORIES:
         os.mkdir(f"dev/{name}")
     for name, target in DEVICE_LINKS:
@@ -205,18 +220,33 @@ def _show_cgroups(groups: list[list[str]]) -> None:
 
 
 def _forbid_nested_namespaces() -> None:
-    # Must come before /proc/sys turns read-only. Holds even where the filter is absent.
-    fd = os.open("proc/sys/user/max_user_namespaces", os.O_WRONLY | os.O_CLOEXEC)
+    # Holds even where the filter is absent.
+    _set("proc/sys/user/max_user_namespaces", b"0")
+
+
+def _bound_socket_memory() -> None:
+    for path, value in _SOCKET_MEMORY:
+        _set(path, value)
+
+
+def _set(path: str, value: bytes) -> None:
+    """Set a variable of the session's own namespaces; must come before /proc/sys turns read-only."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.write(fd, b"0")
+        os.write(fd, value)
     finally:
         os.close(fd)
 
 
+def _bound_open_files() -> None:
+    # Of every process to come: what raises a hard limit is a capability of the host's.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, most) if soft >= 0 else most, most))
+
+
 def _mask() -> None:
-    for path in _HIDDEN_FILES:
-        if os.path.exists(path):
-            syscalls.mount("/dev/null", path, None, MS_BIND)
+    _hide_files()
     for path in _READ_ONLY:
         if os.path.isdir(path):
             syscalls.mount(path, path, None, MS_BIND | MS_REC)
@@ -226,24 +256,45 @@ def _mask() -> None:
             syscalls.mount("tmpfs", path, "tmpfs", MS_RDONLY | _QUIET, "size=0,mode=555")
 
 
+def _hide_files() -> None:
+    """Bind an empty file of the session's own over each: what is visible inside can be locked and watched."""
+    stage = "dev"
+    syscalls.mount("tmpfs", stage, "tmpfs", _QUIET, "size=4k,mode=755")
+    try:
+        empty = f"{stage}/empty"
+        os.close(os.open(empty, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+        # Binds take over that they are read-only.
+        syscalls.mount_setattr(syscalls.AT_FDCWD, stage, 0, attr_set=syscalls.MOUNT_ATTR_RDONLY)
+        for path in _HIDDEN_FILES:
+            if os.path.exists(path):
+                syscalls.mount(empty, path, None, MS_BIND)
+    finally:
+        syscalls.umount2(stage, syscalls.MNT_DETACH)
+
+
 def _switch_root() -> None:
     syscalls.pivot_root(".", ".")
     syscalls.umount2(".", syscalls.MNT_DETACH)
     os.chdir("/")
 
 
+def _leave_null_of_host() -> None:
+    """Turn to the session's own /dev/null: processes inherit ours for their input."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if os.fstat(null).st_rdev != os.makedev(1, 3):
+            raise OSError(errno.ENXIO, "/dev/null is something else")
+        os.set_blocking(null, True)
+        for target in (0, 1, 2):
+            os.dup2(null, target)
+    finally:
+        os.close(null)
+
+
 def _drop_bounding_set() -> None:
-    # From the bounding set only: init keeps its permitted set, which it needs to switch users; whatever it
-    # spawns as root gets exactly this set, as anyone else nothing.
-    capability = 0
-    while True:
-        try:
-            syscalls.prctl(syscalls.PR_CAPBSET_READ, capability)
-        except OSError:
-            return
-        if capability not in CAPABILITIES:
-            syscalls.prctl(syscalls.PR_CAPBSET_DROP, capability)
-        capability += 1
+    # From the bounding set only: init keeps its permitted set, which it needs to switch users. Processes it
+    # starts as root get exactly this set, those of other users nothing.
+    capabilities.drop_bounding_set(keep=CAPABILITIES)
 
 
 def scrub(control: socket.socket) -> socket.socket:

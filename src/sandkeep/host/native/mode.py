@@ -1,4 +1,4 @@
-"""Whose ids sessions have: real root's, a range of subordinate ones, or the single one everybody has."""
+"""The ids of sessions: from real root, from a range of subordinate ids, or the user's single id."""
 
 from __future__ import annotations
 

@@ -1,17 +1,21 @@
-"""Mounts made from outside: the overlay slots, the device tree, binds. Nothing here enters a namespace.
+"""Mounts made from outside: the overlay slots, the device tree, binds.
 
-Under root everything is a detached mount, idmapped to the session, handed to init by descriptor: no path of
-the host shows inside, and nothing has to be cleaned up. In a user namespace id mapping is not available and
-not needed, because ids on disk are already the namespace's own.
+Everything handed to init is a detached mount, by descriptor: no path of the host shows inside, and nothing
+has to be cleaned up. Under root it is idmapped to the session. In a user namespace id mapping is not
+available and not needed, because ids on disk are already the namespace's own.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 from sandkeep.host.native.inside import DEVICE_DIRECTORIES, DEVICE_LINKS, DEVICES
-from sandkeep.linux import syscalls
+from sandkeep.linux import overlay, syscalls
+from sandkeep.linux.overlay import Stack, Way
 from sandkeep.linux.syscalls import (
     AT_EMPTY_PATH,
     MOUNT_ATTR_IDMAP,
@@ -23,9 +27,26 @@ from sandkeep.linux.syscalls import (
     OPEN_TREE_CLONE,
 )
 
+_FEW: Final = 16
+"""Blocks or files left with which a disk is full, as far as a new overlay is concerned."""
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
-def device_template() -> int:
-    """A detached, read-only /dev with the usual nodes; made once by root, cloned for every session."""
+
+class SlotPlan(NamedTuple):
+    """One overlay of a session. Lowers are topmost first, each with whether it is in the data directory."""
+
+    lowers: list[tuple[str, bool]]
+    upper: str
+    work: str
+    read_only: bool = False
+    volatile: bool = False
+
+
+def device_tree(owner: int) -> int:
+    """A detached, read-only /dev of one session, with the usual nodes, made by root.
+
+    One for each: on nodes that sessions shared, they could take locks and watch each other.
+    """
     context = syscalls.fsopen("tmpfs")
     try:
         syscalls.fsconfig_string(context, "mode", "0755")
@@ -34,15 +55,26 @@ def device_template() -> int:
         tree = syscalls.fsmount(context, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
     finally:
         os.close(context)
-    for name, major, minor in DEVICES:
-        os.mknod(name, 0o020666, os.makedev(major, minor), dir_fd=tree)
-        os.chmod(name, 0o666, dir_fd=tree)
-    for name in DEVICE_DIRECTORIES:
-        os.mkdir(name, 0o755, dir_fd=tree)
-    for name, target in DEVICE_LINKS:
-        os.symlink(target, name, dir_fd=tree)
-    syscalls.mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY)
+    try:
+        for name, major, minor in DEVICES:
+            os.mknod(name, 0o020666, os.makedev(major, minor), dir_fd=tree)
+            os.chmod(name, 0o666, dir_fd=tree)
+        for name in DEVICE_DIRECTORIES:
+            os.mkdir(name, 0o755, dir_fd=tree)
+        for name, target in DEVICE_LINKS:
+            os.symlink(target, name, dir_fd=tree)
+        _own_everything(tree, owner)
+        syscalls.mount_setattr(tree, attr_set=MOUNT_ATTR_RDONLY)
+    except BaseException:
+        os.close(tree)
+        raise
     return tree
+
+
+def _own_everything(tree: int, owner: int) -> None:
+    links = [name for name, _ in DEVICE_LINKS]
+    for name in (".", *(name for name, _, _ in DEVICES), *DEVICE_DIRECTORIES, *links):
+        os.chown(name, owner, owner, dir_fd=tree, follow_symlinks=False)
 
 
 def clone_idmapped(source_fd: int, userns: int, attributes: int = 0) -> int:
@@ -57,12 +89,17 @@ def clone_idmapped(source_fd: int, userns: int, attributes: int = 0) -> int:
 
 
 class Builder:
-    """Builds the mounts of one session. ``userns`` is the namespace to map ids to, or -1 for none."""
+    """Builds the mounts of one session. ``userns`` is the namespace to map ids to, or -1 for none.
 
-    def __init__(self, data_dir: str, *, userns: int, base: int) -> None:
+    ``anchor`` is a directory of the session's own, to attach overlays to that are mounted by names.
+    """
+
+    def __init__(self, data_dir: str, *, userns: int, base: int, way: Way, anchor: str) -> None:
         self._data_dir = data_dir
         self._userns = userns
         self._base = base
+        self._way = way
+        self._anchor = anchor
         self._fds: list[int] = []
         self._store = -1
 
@@ -71,84 +108,131 @@ class Builder:
             os.close(fd)
         self._fds.clear()
 
+    def overlays(
+        self, slots: list[SlotPlan], made: list[int], *, flavour: str, shown: Sequence[str] = ()
+    ) -> None:
+        """Mount every slot, then every directory of the host that is ``shown``.
+
+        The detached overlays are added to ``made`` one by one and are the caller's.
+        """
+
+        def build() -> None:
+            for slot in slots:
+                made.append(self._slot(slot, flavour))
+            for path in shown:
+                made.append(self._shown(path, flavour))
+
+        self._where_layers_are(build)
+
+    def trial(self, lowers: list[str], *, flavour: str) -> None:
+        """Mount and forget a read-only overlay: does this way work here?"""
+
+        def build() -> None:
+            stack = Stack([self._below_store(path) for path in lowers], _options(flavour))
+            os.close(overlay.mount(stack, self._way, self._anchor))
+
+        self._where_layers_are(build)
+
+    # --- layers ------------------------------------------------------------------------------------------
+
+    def _where_layers_are(self, build: Callable[[], None]) -> None:
+        if self._way == "descriptors":
+            build()
+        else:
+            overlay.apart(build)
+
     def _keep(self, fd: int) -> int:
         self._fds.append(fd)
         return fd
+
+    def _attached(self, tree: int) -> int:
+        """By names, layers must be on mounts attached where we are; they are stacked on the anchor."""
+        if self._way == "names":
+            syscalls.move_mount(tree, self._anchor)
+        return tree
 
     def _store_fd(self) -> int:
         # One clone for all layers: a clone per layer costs a tenth of a millisecond each.
         if self._store < 0:
             plain = os.open(self._data_dir, os.O_PATH | os.O_CLOEXEC)
-            if self._userns < 0:
-                tree = syscalls.open_tree(b"", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH, plain)
-                self._store = self._keep(tree)
-            else:
-                try:
-                    self._store = self._keep(clone_idmapped(plain, self._userns))
-                finally:
-                    os.close(plain)
+            if self._userns < 0 and self._way == "names":
+                self._store = self._keep(plain)
+                return plain
+            try:
+                if self._userns < 0:
+                    tree = syscalls.open_tree(b"", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH, plain)
+                else:
+                    tree = clone_idmapped(plain, self._userns)
+            finally:
+                os.close(plain)
+            self._store = self._attached(self._keep(tree))
         return self._store
 
     def _below_store(self, path: str) -> int:
         relative = os.path.relpath(path, self._data_dir)
-        return self._keep(
-            os.open(relative, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._store_fd())
-        )
+        return self._keep(os.open(relative, _DIRECTORY, dir_fd=self._store_fd()))
 
-    def _host_directory(self, path: str, *, read_only: bool) -> int:
-        plain = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _host_directory(self, path: str) -> int:
+        plain = os.open(path, _DIRECTORY)
         if self._userns < 0:
             return self._keep(plain)
         try:
-            return self._keep(clone_idmapped(plain, self._userns, MOUNT_ATTR_RDONLY if read_only else 0))
+            return self._attached(self._keep(clone_idmapped(plain, self._userns, MOUNT_ATTR_RDONLY)))
         finally:
             os.close(plain)
 
-    def overlay(self, slot: dict[str, Any], *, flavour: str, upper: str, work: str, volatile: bool) -> int:
-        """A detached overlay of one slot; the caller owns the descriptor."""
+    def _slot(self, slot: SlotPlan, flavour: str) -> int:
         lowers = [
-            self._below_store(path) if store else self._host_directory(path, read_only=True)
-            for path, store in slot["lowers"]
+            self._below_store(path) if store else self._host_directory(path) for path, store in slot.lowers
         ] or [self._below_store(f"{self._data_dir}/empty")]
-        upper_fd, work_fd = self._below_store(upper), self._below_store(work)
-        context = syscalls.fsopen("overlay")
-        # The overlay works with the credentials of this moment. They must be mapped in the idmapped layers,
-        # or the kernel cannot make its work directory and silently mounts read-only.
+        stack = Stack(
+            lowers,
+            [*_options(flavour), *(["volatile"] if slot.volatile else [])],
+            self._below_store(slot.upper),
+            self._below_store(slot.work),
+            MOUNT_ATTR_NODEV | (MOUNT_ATTR_RDONLY if slot.read_only else 0),
+        )
+        with self._session_root():
+            mounted = overlay.mount(stack, self._way, self._anchor)
+            if not slot.read_only and os.fstatvfs(mounted).f_flag & os.ST_RDONLY:
+                os.close(mounted)
+                raise _why_read_only(stack.work)
+            return mounted
+
+    @contextmanager
+    def _session_root(self) -> Iterator[None]:
+        # An overlay works with the credentials of the moment it is mounted. They must be mapped in the
+        # idmapped layers, or the kernel cannot make its work directory and silently mounts read-only.
         syscalls.setfsgid(self._base)
         syscalls.setfsuid(self._base)
         try:
-            for fd in lowers:
-                syscalls.fsconfig_fd(context, "lowerdir+", fd)
-            syscalls.fsconfig_fd(context, "upperdir", upper_fd)
-            syscalls.fsconfig_fd(context, "workdir", work_fd)
-            if flavour == "trusted":
-                syscalls.fsconfig_string(context, "redirect_dir", "on")
-            else:
-                syscalls.fsconfig_flag(context, "userxattr")
-            syscalls.fsconfig_string(context, "index", "off")
-            syscalls.fsconfig_string(context, "metacopy", "off")
-            if volatile:
-                syscalls.fsconfig_flag(context, "volatile")
-            syscalls.fsconfig_create(context)
-            read_only = MOUNT_ATTR_RDONLY if slot["read_only"] else 0
-            return syscalls.fsmount(context, MOUNT_ATTR_NODEV | read_only)
+            yield
         finally:
             syscalls.setfsuid(0)
             syscalls.setfsgid(0)
-            os.close(context)
 
-    def bind(self, source: str, *, read_only: bool) -> int:
-        """A detached clone of a host directory; the caller owns the descriptor."""
-        attributes = MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID | (MOUNT_ATTR_RDONLY if read_only else 0)
-        plain = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            if self._userns >= 0:
-                return clone_idmapped(plain, self._userns, attributes)
-            tree = syscalls.open_tree(b"", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH, plain)
-            syscalls.mount_setattr(tree, attr_set=attributes)
-            return tree
-        finally:
-            os.close(plain)
+    def _shown(self, path: str, flavour: str) -> int:
+        """A directory of the host, read-only. As an overlay, whose files are no files of the host to lock."""
+        lowers = [self._host_directory(path), self._below_store(f"{self._data_dir}/empty")]
+        attributes = MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID | MOUNT_ATTR_RDONLY
+        stack = Stack(lowers, _options(flavour), attributes=attributes)
+        with self._session_root():
+            return overlay.mount(stack, self._way, self._anchor)
 
-    def devices(self, template: int) -> int:
-        return clone_idmapped(template, self._userns)
+
+def _why_read_only(work: int) -> OSError:
+    """The kernel mounts an overlay read-only, without an error, if it cannot write to its work directory."""
+    try:
+        os.mkdir("tried", dir_fd=work)
+        os.rmdir("tried", dir_fd=work)
+    except OSError as error:
+        return OSError(error.errno, f"the work directory of the overlay: {error.strerror}")
+    # The kernel makes more than one file there: the last one may have been too many.
+    disk = os.fstatvfs(work)
+    if disk.f_bfree < _FEW or (disk.f_files and disk.f_ffree < _FEW):
+        return OSError(errno.ENOSPC, f"the work directory of the overlay: {os.strerror(errno.ENOSPC)}")
+    return OSError(errno.EROFS, "the kernel mounted the overlay read-only")
+
+
+def _options(flavour: str) -> list[str]:
+    return ["redirect_dir=on" if flavour == "trusted" else "userxattr", "index=off", "metacopy=off"]

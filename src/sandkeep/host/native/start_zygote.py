@@ -1,6 +1,6 @@
 """Script the zygote process runs: find the package, hand over.
 
-Arguments: control descriptor, data directory, mode, size of the pool.
+Arguments: control descriptor, data directory, mode, size of the pool, and for tests how to mount overlays.
 """
 
 import sys
@@ -9,4 +9,4 @@ sys.path.insert(0, __file__.rsplit("/", 4)[0])
 
 from sandkeep.host.native.zygote import main
 
-main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), *sys.argv[5:])  # type: ignore[arg-type]

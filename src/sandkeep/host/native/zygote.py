@@ -17,29 +17,43 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Final, NoReturn
+from contextlib import nullcontext, suppress
+from typing import Any, Final, NamedTuple, NoReturn
 
-from sandkeep.errors import InternalError, SandkeepError, WrongState
-from sandkeep.host.native import boot
+from sandkeep.errors import InternalError, SandkeepError, WrongState, path_error
+from sandkeep.host.native import boot, inotify
 from sandkeep.linux import sockets, syscalls
+from sandkeep.linux.overlay import Way
+from sandkeep.shared.sealed import read_sealed
 from sandkeep.supervisor import checkpoint as checkpoint  # imported here so that no supervisor imports later
 from sandkeep.supervisor.session import Supervisor
 
 _QUIET_SECONDS: Final = 0.02
 """How long nothing must have been asked before the pool is refilled: never beside a create."""
+_LOST_SECONDS: Final = 0.2
+"""How often the zygote tries to remove what a dead supervisor left, until the kernel has ended all of it."""
+_DEATHS: Final = 3
+"""How many supervisors may die in a row while they prepare a session before the pool stays empty."""
+_READY: Final = b"ready"
+_FAILED: Final = b"failed"
 
 
-def main(control_fd: int, data_dir: str, mode: str, pool: int) -> NoReturn:
+def main(control_fd: int, data_dir: str, mode: str, pool: int, way: Way | None = None) -> NoReturn:
+    """``way`` makes sessions mount overlays that way and not the newest that works."""
     control = socket.socket(fileno=control_fd)
     os.set_inheritable(control_fd, False)
+    # The server sends this once the zygote is in its final control group.
+    settings = control.recv(1 << 10)
+    if not settings:
+        os._exit(0)
     try:
         _enter_namespaces(control, mode)
-        host = boot.Host(data_dir, mode)
+        host = boot.SharedSetup(data_dir, mode, way, json.loads(settings)["scope"])
     except (OSError, SandkeepError) as error:
         body = error.to_json() if isinstance(error, SandkeepError) else _plain(error)
         control.send(json.dumps({"error": body}).encode())
         os._exit(1)
-    _settle()
+    _settle(data_dir)
     capabilities = {name: item._asdict() for name, item in host.hierarchy.capabilities.items()}
     control.send(
         json.dumps({"ready": os.getpid(), "cgroup": host.hierarchy.layout, "limits": capabilities}).encode()
@@ -58,6 +72,7 @@ def _enter_namespaces(control: socket.socket, mode: str) -> None:
         syscalls.prctl(syscalls.PR_SET_SECUREBITS, syscalls.SECBIT_NO_SETUID_FIXUP)
     else:
         uid, gid = os.getuid(), os.getgid()
+        allowed = inotify.allowed()
         syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
         if mode == "single":
             _write("/proc/self/setgroups", "deny")
@@ -71,7 +86,12 @@ def _enter_namespaces(control: socket.socket, mode: str) -> None:
         os.setresuid(0, 0, 0)
         if mode == "subuid":
             os.setgroups([])
-    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+        # The rest is for the user's other programs. Some containers have a read-only /proc/sys here; then
+        # each session's own limit is all there is.
+        with suppress(OSError):
+            inotify.bound(inotify.half(allowed))
+    # Not private: what the host unmounts would stay busy for as long as a session lives.
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
 
 
 def _write(path: str, text: str) -> None:
@@ -82,11 +102,14 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _settle() -> None:
-    """Everything is imported: close the door for later imports, which could find the sandbox's own files."""
+def _settle(data_dir: str) -> None:
+    """Everything is imported: close the door for later imports, which could find the sandbox's own files.
+
+    Command lines have the data directory, here and below: who removes it has to find what still runs in it.
+    """
     os.umask(0o022)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    syscalls.scrub_command_line("sandkeep-zygote")
+    syscalls.scrub_command_line("sandkeep-zygote", data_dir)
     sys.path.clear()
     sys.path_hooks.clear()
     sys.meta_path[:] = [
@@ -94,7 +117,7 @@ def _settle() -> None:
         for finder in sys.meta_path
         if getattr(finder, "__name__", "") in ("BuiltinImporter", "FrozenImporter")
     ]
-    # Supervisors are nobody's to wait for: they outlive us.
+    # The zygote does not wait for supervisors: they outlive it.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
@@ -102,10 +125,10 @@ def _settle() -> None:
     gc.disable()
 
 
-def _serve(control: socket.socket, host: boot.Host, pool: Pool) -> NoReturn:
+def _serve(control: socket.socket, host: boot.SharedSetup, pool: Pool) -> NoReturn:
     while True:
         if not pool.wait(control):
-            pool.refill()
+            pool.tend()
             continue
         data, fds = sockets.receive(control)
         if not data:
@@ -123,91 +146,146 @@ def _serve(control: socket.socket, host: boot.Host, pool: Pool) -> NoReturn:
             os.close(fd)
 
 
-def _fork(host: boot.Host) -> int:
+def _fork(host: boot.SharedSetup) -> int:
     host.counter += 1
     return os.fork()
 
 
-class Pool:
-    """Supervisors that have prepared a session ahead of anybody asking for it.
+class Prepared(NamedTuple):
+    """A supervisor without a session, as the zygote sees it."""
 
-    Kept at ``size``, refilled only while nothing else is to do. Where preparing fails there is no pool: each
-    session is then made from the beginning, and whoever asked for it hears why that fails.
+    name: str
+    """Of its file in ``ready`` and of its control group."""
+    work: socket.socket
+    """Where it gets a session. The end of this connection says that the supervisor has died."""
+
+
+class Pool:
+    """Supervisors that have prepared a session before a request for it.
+
+    Kept at ``size``, refilled only while the zygote is idle. If preparing fails the pool stays empty: each
+    session is then made from the beginning, and the server gets the error of that.
     """
 
-    def __init__(self, host: boot.Host, control: socket.socket, size: int) -> None:
+    def __init__(self, host: boot.SharedSetup, control: socket.socket, size: int) -> None:
         self._host = host
         self._control = control
         self._size = size
-        self._ready: list[socket.socket] = []
-        self._making: socket.socket | None = None
+        self._ready: list[Prepared] = []
+        self._making: Prepared | None = None
+        self._died_making = 0
+        self._lost: set[str] = set()
+        """Names of supervisors that died. The kernel may still be ending their processes."""
 
     def wait(self, control: socket.socket) -> bool:
-        """Whether the caller has said something, or the moment has come to do something for the pool."""
-        waiting = [control, *([self._making] if self._making else [])]
+        """Return whether the server has sent something; else it is time to call ``tend``."""
         short = len(self._ready) < self._size and self._making is None
-        readable, _, _ = select.select(waiting, (), (), _QUIET_SECONDS if short else None)
+        timeout = _QUIET_SECONDS if short else _LOST_SECONDS if self._lost else None
+        waiting = (control, *(one.work for one in self._all()))
+        readable, _, _ = select.select(waiting, (), (), timeout)
         return control in readable
 
-    def refill(self) -> None:
-        """Take in what has become ready, or begin another."""
-        if self._making is not None:
+    def tend(self) -> None:
+        """Remove what dead supervisors left, take in the one that has become ready, or begin another."""
+        for one in [one for one in self._ready if _has_ended(one.work)]:
+            self._ready.remove(one)
+            self._lose(one)
+        self._lost = {name for name in self._lost if not self._host.remove_ready(name)}
+        if self._making is None:
+            if len(self._ready) < self._size:
+                self._begin()
+        elif _is_readable(self._making.work):
             made, self._making = self._making, None
-            if made.recv(16):
-                self._ready.append(made)
-            else:
-                made.close()
-                self._size = 0
+            self._take_in(made)
+
+    def _take_in(self, made: Prepared) -> None:
+        message = made.work.recv(16)
+        if message == _READY:
+            self._died_making = 0
+            self._ready.append(made)
             return
+        self._died_making += 1
+        if message == _FAILED or self._died_making == _DEATHS:
+            self._size = 0
+        self._lose(made)
+
+    def _lose(self, one: Prepared) -> None:
+        one.work.close()
+        self._lost.add(one.name)
+
+    def _begin(self) -> None:
+        # Killed supervisors that had a session left theirs. Done while no other is being made, which would
+        # have its file for a moment before it has its lock.
+        self._host.sweep_ready()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if _fork(self._host) == 0:
+        pid = _fork(self._host)
+        if pid == 0:
             self._control.close()
             ours.close()
             self.leave()
             _wait_for_work(self._host, theirs)
         theirs.close()
-        self._making = ours
+        self._making = Prepared(_ready_name(pid, self._host), ours)
+
+    def _all(self) -> tuple[Prepared, ...]:
+        return (*self._ready, *([self._making] if self._making else []))
 
     def leave(self) -> None:
-        """In a fork: let go of the others, who end when nobody but the zygote's end is left to close."""
-        for other in (*self._ready, *([self._making] if self._making else [])):
-            other.close()
+        """In a fork: close the sockets of the others, which end once the zygote closes its end, too."""
+        for other in self._all():
+            other.work.close()
 
     def give(self, request: bytes, fds: list[int]) -> bool:
         """Hand a request to a prepared supervisor, if there is one that lives."""
         while self._ready:
-            with self._ready.pop(0) as ready:
-                try:
-                    sockets.send(ready, request, fds)
-                except OSError:
-                    continue
-                return True
+            one = self._ready.pop(0)
+            try:
+                sockets.send(one.work, request, fds)
+            except OSError:
+                self._lose(one)
+                continue
+            one.work.close()
+            return True
         return False
 
 
-def _wait_for_work(host: boot.Host, work: socket.socket) -> NoReturn:
+def _is_readable(sock: socket.socket) -> bool:
+    return bool(select.select((sock,), (), (), 0)[0])
+
+
+def _has_ended(work: socket.socket) -> bool:
+    """Return whether the supervisor at the other end has died: a ready one sends nothing."""
+    return _is_readable(work)
+
+
+def _ready_name(pid: int, host: boot.SharedSetup) -> str:
+    return f"ready-{pid}-{host.counter}"
+
+
+def _wait_for_work(host: boot.SharedSetup, work: socket.socket) -> NoReturn:
     """The life of a prepared supervisor until it gets a session, or the zygote is gone."""
-    booted: boot.Booted | None = None
-    name = f"ready-{os.getpid()}-{host.counter}"
+    booted: boot.BootState | None = None
+    name = _ready_name(os.getpid(), host)
     path = f"{host.data_dir}/ready/{name}"
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        syscalls.scrub_command_line("sandkeep-ready")
+        syscalls.scrub_command_line("sandkeep-ready", host.data_dir)
         os.makedirs(f"{host.data_dir}/ready", mode=0o700, exist_ok=True)
-        # Says that the control groups of this name are somebody's, for as long as we live.
+        # Marks the control groups of this name as in use, for as long as this process lives.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         _KEPT.append(fd)
         booted = boot.prepare(host, name)
-        work.send(b"ready")
+        work.send(_READY)
         data, fds = sockets.receive(work)
         work.close()
         if data:
             ready, booted = booted, None
             _supervise(host, json.loads(data), socket.socket(fileno=fds[0]), ready)
     except (OSError, SandkeepError):
-        pass  # the zygote sees us go
+        with suppress(OSError):  # the zygote may be gone
+            work.send(_FAILED)
     finally:
         if booted is not None:
             booted.abandon()
@@ -235,7 +313,7 @@ def _spawn(argv: list[str], environment: dict[str, str], fd: int) -> NoReturn:
 
 
 def _supervise(
-    host: boot.Host, request: dict[str, Any], reply: socket.socket, ready: boot.Booted | None
+    host: boot.SharedSetup, request: dict[str, Any], reply: socket.socket, ready: boot.BootState | None
 ) -> NoReturn:
     """The life of a supervisor. ``reply`` hears once how the start went."""
     session = request["session"]
@@ -244,50 +322,60 @@ def _supervise(
         if ready is None:
             os.setsid()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        syscalls.scrub_command_line(f"sandkeep-supervisor {session}")
+        syscalls.scrub_command_line(f"sandkeep-supervisor {session}", host.data_dir)
         directory = f"{host.data_dir}/sessions/{session}"
         try:
             supervisor = _begin(host, directory, ready)
         except Exception as error:
             _remove_work(f"{directory}/work")
-            failure = error
-            if not isinstance(failure, SandkeepError):
-                failure = InternalError(f"starting the session failed: {type(error).__name__}: {error}")
-            reply.send(json.dumps({"error": failure.to_json()}).encode())
+            _forget_prepared(host, ready)  # leaving does not pass through what is below
+            reply.send(json.dumps({"error": _typed(error, directory).to_json()}).encode())
             os._exit(1)
         boot_us = (time.monotonic_ns() - started) // 1000
         answer = json.dumps({"state": supervisor.state(), "boot_us": boot_us}).encode()
         try:
-            sockets.send(reply, answer, supervisor.network_descriptors() if request["network"] else None)
+            with supervisor.network_descriptors() if request["network"] else nullcontext() as fds:
+                sockets.send(reply, answer, fds)
         except OSError:
-            pass  # whoever asked is gone; the session is there for whoever comes next
+            pass  # the server has died; the next server finds the session
         reply.close()
         supervisor.run()
     finally:
-        if ready is not None and ready.cgroup is not None:
-            _forget_ready(f"{host.data_dir}/ready/{ready.cgroup.name}")
+        _forget_prepared(host, ready)
         os._exit(0)
 
 
+def _typed(error: Exception, directory: str) -> SandkeepError:
+    if isinstance(error, SandkeepError):
+        return error
+    if isinstance(error, OSError) and error.errno in boot.NO_ROOM:
+        return path_error(error, "start", error.filename or directory)
+    return InternalError(f"starting the session failed: {type(error).__name__}: {error}")
+
+
+def _forget_prepared(host: boot.SharedSetup, ready: boot.BootState | None) -> None:
+    if ready is not None and ready.cgroup is not None:
+        _forget_ready(f"{host.data_dir}/ready/{ready.cgroup.name}")
+
+
 def _remove_work(path: str) -> None:
-    """Overlays make work directories that nobody may enter; rootless only we can remove them."""
+    """Remove a work directory of overlayfs, whose mode is 0; rootless, only its owner can do that."""
     try:
         for name in os.listdir(path):
             _remove_work(f"{path}/{name}")
         os.rmdir(path)
     except OSError:
-        pass  # never made, or somebody's problem to see in the caller's own attempt
+        pass  # never made, or the caller's own attempt will fail with the reason
 
 
-def _begin(host: boot.Host, directory: str, booted: boot.Booted | None) -> Supervisor:
+def _begin(host: boot.SharedSetup, directory: str, booted: boot.BootState | None) -> Supervisor:
     dir_fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     lock = _hold_lock(dir_fd)
     if os.path.exists(f"{directory}/state.json"):
-        # Whoever asked has died, and whoever came after found nobody here and went on without us.
+        # The server died, and the next one found no supervisor and recorded the session as aborted.
         session = os.path.basename(directory)
         raise WrongState(f"session {session} was given up before it began", session=session)
-    with open(f"{directory}/spec.json", encoding="utf-8") as handle:
-        spec = json.load(handle)
+    spec = read_sealed(f"{directory}/spec.json")
     if booted is not None and not spec["accept"]:
         boot.activate(host, booted, spec, directory)
     else:

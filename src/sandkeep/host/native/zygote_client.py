@@ -1,4 +1,9 @@
-"""The zygote as the driver sees it: started when needed, started again when it died, asked for sessions."""
+"""`ZygoteClient`: starts the zygote when it is needed or has died, and has it start sessions.
+
+Neither the channel of `sandkeep.host.channel` nor its frames fit here. Each request carries a socket, and the
+supervisor that the zygote forks sends the response on it, with descriptors: a message of a packet socket is
+one request or one response, and nothing has to be numbered.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,14 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any, Final
 
 from sandkeep.errors import TransportError, from_json
+from sandkeep.host.native import scope
 from sandkeep.host.native.mode import Mode, map_ids
-from sandkeep.linux import sockets
+from sandkeep.linux import cgroup, openfiles, sockets
+from sandkeep.linux.overlay import Way
 
 _START_SECONDS: Final = 30.0
 _SCRIPT: Final = os.path.join(os.path.dirname(__file__), "start_zygote.py")
@@ -32,15 +40,18 @@ async def _readable(sock: socket.socket) -> None:
 
 
 class ZygoteClient:
-    def __init__(self, data_dir: str, mode: Mode, pool: int) -> None:
+    def __init__(self, data_dir: str, mode: Mode, pool: int, way: Way | None = None) -> None:
         self._data_dir = data_dir
         self._mode = mode
         self._pool = pool
+        self._way = way
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._starting = asyncio.Lock()
         self.limits: dict[str, str] = {}
         """What control groups can do here: nothing when they can, else why not."""
+        self.scope = scope.SystemdScope()
+        """The scope that systemd gave for the sessions, or why it gave none."""
 
     @property
     def pid(self) -> int | None:
@@ -92,19 +103,26 @@ class ZygoteClient:
         with theirs:
             number = theirs.fileno()
             command = [sys.executable, "-I", "-S", "-E", _SCRIPT]
+            arguments = [str(number), self._data_dir, self._mode, str(self._pool)]
             self._process = subprocess.Popen(
-                [*command, str(number), self._data_dir, self._mode, str(self._pool)],
+                [*command, *arguments, *([self._way] if self._way else [])],
                 env={},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(number,),
             )
+        openfiles.as_given(self._process.pid)
         ours.settimeout(_START_SECONDS)
         try:
+            # It waits for this: where it lives decides what it finds out about control groups.
+            self.scope = scope.enter(self._process.pid, cgroup.group_name(self._data_dir))
+            with suppress(OSError):  # it has ended, which is noticed below
+                ours.send(json.dumps({"scope": self.scope.unit}).encode())
             message = _hear(ours)
             if "map" in message:
                 map_ids(self._process.pid)
-                ours.send(b"mapped")
+                with suppress(OSError):
+                    ours.send(b"mapped")
                 message = _hear(ours)
             if "error" in message:
                 raise from_json(message["error"])
@@ -145,7 +163,7 @@ class ZygoteClient:
 def _hear(sock: socket.socket) -> dict[str, Any]:
     try:
         data = sock.recv(1 << 16)
-    except TimeoutError:
+    except (TimeoutError, ConnectionResetError):  # a reset: it ended before it read what it was sent
         data = b""
     if not data:
         raise TransportError("the zygote ended while starting", hint="run 'sandkeep doctor'")

@@ -1,8 +1,8 @@
 """Users and groups as text files, and the rows every sandbox must have.
 
-``Accounts`` reads and writes ``passwd``, ``group``, ``shadow`` and ``gshadow`` as lists of fields and adds
-the default user. System rows are kept because files in ``/usr`` belong to those ids; login users of the
-host are not, because their names are nobody's business inside.
+``AccountFiles`` reads and writes ``passwd``, ``group``, ``shadow`` and ``gshadow`` as lists of fields and
+adds the default user. System rows are kept because files in ``/usr`` belong to those ids; login users of the
+host are left out, because the sandbox must not learn their names.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sandkeep.host.rootfs import HOME
+
 USER = "sandbox"
 USER_ID = 1000
-HOME = "/vercel"
-WORK = "/vercel/sandbox"
 SUDO_GROUP = "sudo"
 FIRST_LOGIN_ID = 1000
 NOBODY_ID = 65534
 
-Row = list[str]
+AccountFields = list[str]
 
 _MINIMAL_PASSWD = (
     "root:x:0:0:root:/root:/bin/bash\n"
@@ -28,7 +28,7 @@ _MINIMAL_PASSWD = (
 _MINIMAL_GROUP = "root:x:0:\ndaemon:x:1:\ntty:x:5:\nshadow:x:42:\nnogroup:x:65534:\n"
 
 
-def parse(text: str, fields: int) -> list[Row]:
+def parse(text: str, fields: int) -> list[AccountFields]:
     """Rows with the right number of fields; comments, NIS markers and torn lines are dropped."""
     rows = (line.split(":") for line in text.splitlines() if line and line[0] not in "#+-")
     return [row for row in rows if len(row) == fields]
@@ -39,14 +39,14 @@ def _number(text: str) -> int:
 
 
 @dataclass
-class Accounts:
-    passwd: list[Row]
-    group: list[Row]
-    shadow: dict[str, Row] = field(default_factory=dict)
-    gshadow: dict[str, Row] = field(default_factory=dict)
+class AccountFiles:
+    passwd: list[AccountFields]
+    group: list[AccountFields]
+    shadow: dict[str, AccountFields] = field(default_factory=dict)
+    gshadow: dict[str, AccountFields] = field(default_factory=dict)
 
     @classmethod
-    def of_system(cls, passwd: str, group: str) -> Accounts:
+    def of_system(cls, passwd: str, group: str) -> AccountFiles:
         """The system rows of a machine's files, no login users, no password, no group members."""
         users = [
             [name, "x", uid, gid, gecos, home, shell]
@@ -68,10 +68,10 @@ class Accounts:
                 row[5] = "/root"
         return cls(users, groups)
 
-    def user(self, name: str) -> Row | None:
+    def user(self, name: str) -> AccountFields | None:
         return next((row for row in self.passwd if row[0] == name), None)
 
-    def user_with_id(self, uid: int) -> Row | None:
+    def user_with_id(self, uid: int) -> AccountFields | None:
         return next((row for row in self.passwd if _number(row[2]) == uid), None)
 
     def gid_of(self, group: str) -> int | None:
@@ -123,5 +123,5 @@ class Accounts:
         return _lines(self.gshadow.get(row[0], [row[0], "*", "", row[3]]) for row in self.group)
 
 
-def _lines(rows: Iterable[Row]) -> str:
+def _lines(rows: Iterable[AccountFields]) -> str:
     return "".join(":".join(row) + "\n" for row in rows)

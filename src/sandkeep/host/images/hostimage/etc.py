@@ -12,8 +12,8 @@ import os
 import stat
 import subprocess
 
-from sandkeep.host.images.hostimage.accounts import SUDO_GROUP, Accounts
-from sandkeep.host.images.tree import Tree
+from sandkeep.host.images.hostimage.accounts import SUDO_GROUP, AccountFiles
+from sandkeep.host.images.tree import ImageTree
 
 NEVER = (
     "etc/ssl/private",
@@ -123,7 +123,7 @@ RESOLV_CONF = "nameserver 10.0.2.3\n"
 HOSTNAME = "sandbox\n"
 
 
-def build_etc(tree: Tree, accounts: Accounts) -> None:
+def build_etc(tree: ImageTree, accounts: AccountFiles) -> None:
     tree.directory("etc")
     for name in ALLOWED:
         _copy_allowed(tree, f"etc/{name}")
@@ -135,7 +135,7 @@ def build_etc(tree: Tree, accounts: Accounts) -> None:
     _generate(tree)
 
 
-def write_accounts(tree: Tree, accounts: Accounts) -> None:
+def write_accounts(tree: ImageTree, accounts: AccountFiles) -> None:
     shadow = accounts.gid_of("shadow") or 0
     tree.file("etc/passwd", accounts.passwd_text())
     tree.file("etc/group", accounts.group_text())
@@ -143,7 +143,7 @@ def write_accounts(tree: Tree, accounts: Accounts) -> None:
     tree.file("etc/gshadow", accounts.gshadow_text(), 0o640, gid=shadow)
 
 
-def _generate(tree: Tree) -> None:
+def _generate(tree: ImageTree) -> None:
     tree.file("etc/hosts", HOSTS)
     tree.file("etc/resolv.conf", RESOLV_CONF)
     tree.file("etc/hostname", HOSTNAME)
@@ -175,7 +175,7 @@ def _generate(tree: Tree) -> None:
         tree.directory(f"etc/apt/{name}")
     tree.file("etc/apt/sources.list", "")
     if tree.mode == "single":
-        # apt would switch to a user of its own for downloads, and there is no second id to switch to.
+        # apt would switch to a user of its own for downloads, and the session has only one id.
         tree.file("etc/apt/apt.conf.d/90sandkeep", 'APT::Sandbox::User "root";\n')
 
 
@@ -192,7 +192,7 @@ def _forbidden(name: str) -> bool:
     return any(name == entry or name.startswith(entry + "/") for entry in NEVER)
 
 
-def _copy_allowed(tree: Tree, name: str) -> None:
+def _copy_allowed(tree: ImageTree, name: str) -> None:
     source = f"/{name}"
     try:
         info = os.lstat(source)
@@ -211,7 +211,7 @@ def _copy_allowed(tree: Tree, name: str) -> None:
         return
 
 
-def _copy_conffile(tree: Tree, name: str) -> None:
+def _copy_conffile(tree: ImageTree, name: str) -> None:
     source = f"/{name}"
     info = os.lstat(source)
     _mirror_parents(tree, name)
@@ -222,7 +222,7 @@ def _copy_conffile(tree: Tree, name: str) -> None:
         tree.copy(source, name, stat.S_IMODE(info.st_mode), gid=gid)
 
 
-def _mirror_parents(tree: Tree, name: str) -> None:
+def _mirror_parents(tree: ImageTree, name: str) -> None:
     above = os.path.dirname(name)
     if above and not tree.exists(above):
         _mirror_parents(tree, above)

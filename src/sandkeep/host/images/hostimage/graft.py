@@ -15,14 +15,14 @@ import os
 import stat
 from collections.abc import Iterable
 
-from sandkeep.host.images.tree import Tree
+from sandkeep.host.images.tree import ImageTree
 
 USR = "/usr"
 CLOSED = ("etc", "local/etc")
 """Directories of ``/usr`` where administrators keep configuration, credentials included."""
 
 
-def graft(root: Tree) -> None:
+def graft(root: ImageTree) -> None:
     """Put the host's ``/usr`` under ``root``, which holds the finished skeleton."""
     root.directory("usr")
     with os.scandir(USR) as entries:
@@ -46,7 +46,7 @@ def graft(root: Tree) -> None:
             root.opaque(f"usr/{name}")
 
 
-def mirror(usr: Tree, directories: Iterable[tuple[str, int]]) -> None:
+def mirror(usr: ImageTree, directories: Iterable[tuple[str, int]]) -> None:
     """Recreate the host's directories (relative name and mode, parents first) as our own."""
     for name, mode in directories:
         path = usr.path(name)
@@ -61,7 +61,7 @@ def mirror(usr: Tree, directories: Iterable[tuple[str, int]]) -> None:
             usr.opaque(name)
 
 
-def mask(tree: Tree, prefix: str, name: str) -> None:
+def mask(tree: ImageTree, prefix: str, name: str) -> None:
     """Hide ``/usr/<name>``; ``prefix`` is where ``/usr`` is in this tree."""
     parts = name.split("/")
     for depth in range(1, len(parts)):

@@ -7,23 +7,30 @@ membership of the ``sudo`` group is the mode of that copy.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
+from functools import cache
 
-from sandkeep.host.images.tree import Tree
+from sandkeep.host.images.tree import ImageTree
 from sandkeep.host.rootfs import Bind
 
 AS = "usr/libexec/sandkeep/as"
+PLATFORM = "opt/sandkeep/bin"
+"""Where an interpreter is found that is not in ``/usr``."""
 _SCRIPT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "sudo.sh")
 
 
+@cache
 def sudo_script() -> bytes:
+    """Return the program ``sudo``; the file is read once."""
     with open(_SCRIPT, "rb") as source:
         return source.read()
 
 
-def install_sudo(tree: Tree, *, setpriv: str | None, sudo_gid: int, prefix: str = "usr/") -> bool:
-    """Put sudo into ``tree``, whose ``/usr`` is at ``prefix``. False when there is no setpriv to copy."""
+def install_sudo(tree: ImageTree, *, setpriv: str | None, sudo_gid: int, prefix: str = "usr/") -> bool:
+    """Put sudo into ``tree``, whose ``/usr`` is at ``prefix``. Return false without a setpriv to copy."""
     if setpriv is None:
         return False
     where = prefix + AS.removeprefix("usr/")
@@ -40,11 +47,38 @@ def host_setpriv() -> str | None:
     return shutil.which("setpriv", path="/usr/bin:/usr/sbin:/usr/local/bin")
 
 
-def install_python(tree: Tree, prefix: str = "usr/") -> None:
+def install_python(tree: ImageTree, prefix: str = "usr/") -> None:
     """A ``python`` beside the host's ``python3`` when it has only that."""
     here = any(os.path.lexists(f"/usr/{where}/python") for where in ("bin", "local/bin"))
     if not here and os.path.lexists("/usr/bin/python3"):
         tree.symlink(f"{prefix}bin/python", "python3")
+
+
+def runtimes() -> tuple[str, ...]:
+    """What ``python3`` and ``node`` inside are, as runtimes are named: ``node20``, ``python3.11``."""
+    found = []
+    if version := _says("node", r"v(\d+)"):
+        found.append(f"node{version}")
+    if platform_prefix():
+        found.append(f"python{sys.version_info.major}.{sys.version_info.minor}")
+    elif version := _says("python3", r"Python (\d+\.\d+)"):
+        found.append(f"python{version}")
+    return tuple(found)
+
+
+def _says(name: str, pattern: str) -> str | None:
+    """What the program that is found first inside says about its version."""
+    program = shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    said = re.match(pattern, done.stdout)
+    return said[1] if said else None
 
 
 def platform_prefix() -> str | None:
@@ -53,7 +87,7 @@ def platform_prefix() -> str | None:
     return None if prefix in ("/", "/usr") or prefix.startswith("/usr/") else prefix
 
 
-def install_platform_python(root: Tree, prefix: str, *, uid: int, gid: int) -> Bind:
+def install_platform_python(root: ImageTree, prefix: str) -> Bind:
     """Show the running interpreter at its own path, found first on ``PATH``.
 
     The same path, because a shared build looks for its library there. Wrappers that ``exec``, because a link
@@ -70,7 +104,7 @@ def install_platform_python(root: Tree, prefix: str, *, uid: int, gid: int) -> B
     program = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     for name in ("python", "python3", os.path.basename(program)):
         text = f'#!/bin/sh\nexec {_quoted(program)} "$@"\n'
-        root.file(f"vercel/bin/{name}", text, 0o755, uid=uid, gid=gid)
+        root.file(f"{PLATFORM}/{name}", text, 0o755)
     return Bind(prefix, prefix)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import stat
 
-from sandkeep.host.images.hostimage.accounts import HOME, WORK
-from sandkeep.host.images.tree import Tree
+from sandkeep.host.images.tree import ImageTree
+from sandkeep.host.rootfs import HOME, VENDOR_HOME, VENDOR_WORK, WORK
 
 _DPKG_LEFT_OUT = (
     "lock",
@@ -24,7 +24,7 @@ _APT = ("lists/partial", "mirrors/partial", "periodic")
 _PACKAGE_DATABASES = ("var/lib/rpm", "var/lib/pacman/local")
 
 
-def build_top(tree: Tree) -> None:
+def build_top(tree: ImageTree) -> None:
     for name in ("boot", "dev", "media", "mnt", "opt", "proc", "run", "run/lock", "srv", "sys"):
         tree.directory(name)
     tree.directory("run/lock", 0o1777)
@@ -34,7 +34,7 @@ def build_top(tree: Tree) -> None:
     tree.symlink("var/lock", "/run/lock")
 
 
-def build_var(tree: Tree) -> None:
+def build_var(tree: ImageTree) -> None:
     _package_directories(tree)
     if os.path.isdir("/var/lib/dpkg"):
         tree.copy_tree("/var/lib/dpkg", "var/lib/dpkg", skip=_DPKG_LEFT_OUT)
@@ -51,7 +51,7 @@ def build_var(tree: Tree) -> None:
             tree.copy_tree(f"/{name}", name)
 
 
-def _package_directories(tree: Tree) -> None:
+def _package_directories(tree: ImageTree) -> None:
     listed: set[str] = set()
     try:
         names = os.listdir("/var/lib/dpkg/info")
@@ -75,11 +75,11 @@ def _package_directories(tree: Tree) -> None:
             tree.directory(path[1:], stat.S_IMODE(info.st_mode), uid=uid, gid=gid)
 
 
-def home_directories(tree: Tree, *, uid: int, gid: int) -> None:
+def home_directories(tree: ImageTree, *, uid: int, gid: int) -> None:
     """Where people and programs expect to write."""
-    for name in (HOME, WORK, f"{HOME}/bin"):
-        tree.directory(name[1:], uid=uid, gid=gid)
     tree.directory("home")
+    for name in (HOME, WORK, VENDOR_HOME, VENDOR_WORK, f"{VENDOR_HOME}/bin"):
+        tree.directory(name[1:], uid=uid, gid=gid)
     tree.directory("root", 0o700)
     tree.directory("tmp", 0o1777)
     tree.directory("var/tmp", 0o1777)

@@ -9,16 +9,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sandkeep.errors import SandkeepError
-from sandkeep.host.driver import Limits, ProcessSpec, SessionRef, SessionSpec
+from sandkeep.host.driver import Acting, Created, Limits, ProcessSpec, SessionRef, SessionSpec, WriteOptions
+from sandkeep.host.layers.values import Layer
 from sandkeep.host.native.driver import NativeDriver
+from sandkeep.host.native.messages import NativeState
 from sandkeep.host.native.mode import Mode
+from sandkeep.host.reports import ProcessRecord
 from sandkeep.host.rootfs import Rootfs
 from sandkeep.host.storage import Storage
-from sandkeep.supervisor.outputlog import STDERR, STDOUT, Chunk, Gap, Item
+from sandkeep.linux.overlay import Way
+from sandkeep.shared.outputlog import STDERR, STDOUT, Chunk, Gap, Item
 
 T = TypeVar("T")
 
@@ -27,7 +32,7 @@ T = TypeVar("T")
 class Result:
     """A finished process: its record and everything it printed."""
 
-    record: dict[str, Any]
+    record: ProcessRecord
     items: list[Item] = field(repr=False)
 
     def _stream(self, stream: int) -> bytes:
@@ -51,8 +56,7 @@ class Result:
 
     @property
     def code(self) -> int | None:
-        code: int | None = self.record["exit_code"]
-        return code
+        return self.record.exit_code
 
 
 class Box:
@@ -60,7 +64,7 @@ class Box:
 
     _names = itertools.count(1)
 
-    def __init__(self, lab: Lab, ref: SessionRef, state: dict[str, Any], rootfs: Rootfs) -> None:
+    def __init__(self, lab: Lab, ref: SessionRef, state: NativeState, rootfs: Rootfs) -> None:
         self.lab = lab
         self.ref = ref
         self.created = state
@@ -96,58 +100,79 @@ class Box:
 
         return self.lab.do(collect())
 
-    def write(self, path: str, data: bytes, **options: Any) -> dict[str, Any]:
+    def write(self, path: str, data: bytes, **options: Any) -> int:
+        """Write a file; options as in ``WriteOptions`` and ``Acting``."""
+
         async def pieces() -> AsyncIterator[bytes]:
             for start in range(0, len(data), 1 << 20):
                 yield data[start : start + (1 << 20)]
 
-        return self.lab.do(self.lab.driver.files(self.ref, "write", data=pieces(), path=path, **options))
+        acting = _acting(options)
+        files = self.lab.driver.files(self.ref)
+        return self.lab.do(files.write(path, pieces(), acting, WriteOptions(**options)))
 
     def read(self, path: str, **options: Any) -> bytes:
         async def collect() -> bytes:
-            return b"".join([x async for x in self.lab.driver.read_file(self.ref, path, **options)])
+            opened = await self.lab.driver.files(self.ref).open_read(path, _acting(options), **options)
+            async with aclosing(opened):
+                return b"".join([piece async for piece in opened.pieces()])
 
         return self.lab.do(collect())
 
-    def files(self, operation: str, **options: Any) -> dict[str, Any]:
-        return self.lab.do(self.lab.driver.files(self.ref, operation, **options))
+    def files(self, operation: str, **options: Any) -> Any:
+        """Do one of the operations of `sandkeep.host.driver.Files`; options also as in ``Acting``."""
+        method = getattr(self.lab.driver.files(self.ref), operation)
+        return self.lab.do(method(acting=_acting(options), **options))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> NativeState:
         return self.lab.do(self.lab.driver.state(self.ref))
 
-    def stop(self, **options: Any) -> dict[str, Any]:
+    def stop(self, **options: Any) -> NativeState:
         return self.lab.do(self.lab.driver.stop(self.ref, reason="test", **options))
 
     def remove(self) -> None:
         """Stop the session, if it runs, and leave nothing of it."""
         self.stop()
         self.lab.do(self.lab.driver.forget(self.ref))
-        self.lab.call("session.remove", session=self.ref.session)
+        self.lab.do(self.lab.storage.remove_session(self.ref.session))
         self.lab.boxes.remove(self)
 
-    def publish(self, layer: str, *, parent: str | None = None) -> dict[str, Any]:
+    def publish(self, layer: str, *, parent: str | None = None) -> Layer:
         """Make the stopped session's files a layer."""
-        return self.lab.call(
-            "layer.publish",
-            session=self.ref.session,
-            layer=layer,
-            parent=parent,
-            image=self.rootfs.image,
-            host_key=self.rootfs.host_key,
+        return self.lab.do(
+            self.lab.storage.publish_layer(
+                self.ref.session,
+                layer_id=layer,
+                parent_id=parent,
+                image=self.rootfs.image,
+                host_key=self.rootfs.host_key,
+            )
         )
 
 
+def created(made: Created) -> NativeState:
+    """The state of a new session, with what only the native driver knows."""
+    assert isinstance(made.state, NativeState)
+    return made.state
+
+
+def _acting(options: dict[str, Any]) -> Acting:
+    """Take the fields of ``Acting`` out of options."""
+    return Acting(**{name: options.pop(name) for name in ("user", "root", "cwd") if name in options})
+
+
 class Lab:
-    def __init__(self, data_dir: str, mode: Mode | None = None) -> None:
+    def __init__(self, data_dir: str, mode: Mode | None = None, way: Way | None = None) -> None:
+        """``way`` is how overlays are mounted; the newest that works where none is given."""
         self._runner = asyncio.Runner()
         self.data_dir = data_dir
         self._names = itertools.count(1)
         self.boxes: list[Box] = []
-        self.driver: NativeDriver = self.do(self._make(data_dir, mode))
+        self.driver: NativeDriver = self.do(self._make(data_dir, mode, way))
         self.storage = Storage(self.driver)
 
-    async def _make(self, data_dir: str, mode: Mode | None) -> NativeDriver:
-        driver = NativeDriver(data_dir, mode=mode)
+    async def _make(self, data_dir: str, mode: Mode | None, way: Way | None) -> NativeDriver:
+        driver = NativeDriver(data_dir, mode=mode, way=way)
         await driver.start()
         return driver
 
@@ -163,9 +188,6 @@ class Lab:
 
         return self._runner.run(wrap())
 
-    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        return self.do(self.storage.call(op, **arguments))
-
     def box(
         self,
         *,
@@ -176,10 +198,10 @@ class Lab:
         **options: Any,
     ) -> Box:
         """A running session; stopped and removed when the lab closes."""
-        rootfs, _ = self.do(self.storage.rootfs(image, layer=layer))
+        rootfs, _ = self.do(self.storage.rootfs(image, layer_id=layer))
         session = name or f"s{next(self._names)}"
         spec = SessionSpec(session=session, rootfs=rootfs, layer=layer, limits=limits or Limits(), **options)
-        state = self.do(self.driver.create(spec))
+        state = created(self.do(self.driver.create(spec)))
         box = Box(self, SessionRef(self.driver.host, session, spec.generation), state, rootfs)
         self.boxes.append(box)
         return box
@@ -187,7 +209,7 @@ class Lab:
     def adopt(self, session: str, image: str = "host") -> Box:
         """A session somebody else started on this data directory."""
         rootfs, _ = self.do(self.storage.rootfs(image))
-        box = Box(self, SessionRef(self.driver.host, session), {}, rootfs)
+        box = Box(self, SessionRef(self.driver.host, session), NativeState(status="running"), rootfs)
         self.boxes.append(box)
         return box
 
@@ -205,7 +227,7 @@ class Lab:
             try:
                 box.stop()
                 self.do(self.driver.forget(box.ref))
-                self.call("session.remove", session=box.ref.session)
+                self.do(self.storage.remove_session(box.ref.session))
             except SandkeepError:
                 pass
         self.detach()

@@ -1,4 +1,4 @@
-"""What a test has to know about whoever runs it: with one id inside, everybody is root."""
+"""The user that runs the tests: with a single id inside, every account of a sandbox is root."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from sandkeep.errors import SandkeepError, from_json
 from sandkeep.host.images import Image, ImageStore
+from sandkeep.host.images.hostimage.programs import sudo_script
 from sandkeep.host.images.tree import Mode
 from sandkeep.host.rootfs import Rootfs
 from sandkeep.linux import syscalls as sc
@@ -187,7 +188,9 @@ def debian_rootfs(*packages: str) -> str:
     return path
 
 
-def tar_of(entries: Mapping[str, bytes | tuple[str, str] | None], *, uid: int = 0, gid: int = 0) -> bytes:
+def tar_of(
+    entries: Mapping[str, bytes | tuple[str, str] | None], *, uid: int = 0, gid: int = 0, mode: int = 0o644
+) -> bytes:
     """An archive: bytes are files, ``None`` directories, ``("sym" or "hard", target)`` links."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -200,7 +203,7 @@ def tar_of(entries: Mapping[str, bytes | tuple[str, str] | None], *, uid: int = 
                 info.type = tarfile.SYMTYPE if value[0] == "sym" else tarfile.LNKTYPE
                 info.linkname = value[1]
             else:
-                info.size = len(value)
+                info.size, info.mode = len(value), mode
             archive.addfile(info, io.BytesIO(value) if isinstance(value, bytes) else None)
     return out.getvalue()
 
@@ -292,6 +295,9 @@ def _enter(mode: Mode) -> None:
             _write_maps(worker, mode)
             os.write(go_w, b"x")
             os._exit(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) & 0xFF)
+        # A worker can read the package it runs. This one changes its ids, and the clone may be in a home that
+        # other users cannot enter; so the file of the package that is opened by path is read before.
+        sudo_script()
         os.setgroups([])
         os.setresgid(ORDINARY_ID, ORDINARY_ID, ORDINARY_ID)
         os.setresuid(ORDINARY_ID, ORDINARY_ID, ORDINARY_ID)
@@ -364,7 +370,7 @@ def _run(request: dict[str, Any]) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and children would inherit that
         os.execvpe(request["argv"][0], request["argv"], dict(rootfs.defaults.env))
     except BaseException as error:
-        print(f"imagekit: {error!r}", file=sys.stderr)
+        print(f"rootfs_runner: {error!r}", file=sys.stderr)
     os._exit(125)
 
 

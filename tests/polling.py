@@ -1,4 +1,4 @@
-"""Waiting for what comes sooner or later, on a machine that may be busy."""
+"""Polling with time limits for a machine that may be busy."""
 
 from __future__ import annotations
 

@@ -29,10 +29,13 @@ from typing import Any, Protocol
 
 import pytest
 
+from sandkeep.linux.overlay import WAYS
 from tests.conftest import IS_ROOT, User
-from tests.lab import Box, Lab
+from tests.driver_lab import Box, Lab
 
 MODES = ("root", "subuid", "single")
+BOTH_WAYS = tuple(f"{mode}/{way}" for mode in MODES for way in WAYS)
+"""For ``params``: every mode with every way of mounting overlays."""
 _SECONDS = 300.0
 
 Body = Callable[[Lab], Any]
@@ -75,16 +78,21 @@ def in_modes(*modes: str, why: str) -> Callable[[Body], Callable[[Ask], None]]:
 
 
 def opened(request: pytest.FixtureRequest) -> Iterator[Ask]:
-    """For a module's ``ask`` fixture: a lab in the mode ``request.param`` names, closed afterwards."""
-    if request.param == "root":
+    """For a module's ``ask`` fixture: a lab in the mode ``request.param`` names, closed afterwards.
+
+    With a way after a slash, as in ``root/names``, overlays are mounted that way.
+    """
+    mode, _, way = request.param.partition("/")
+    if mode == "root":
         if not IS_ROOT:
             pytest.skip("needs real root")
         area: Path = request.getfixturevalue("test_area")
-        with Lab(str(area / "lab")) as lab:
+        forced: Any = way or None
+        with Lab(str(area / "lab"), way=forced) as lab:
             yield _Here(lab)
         return
-    user: User = request.getfixturevalue("ordinary_user" if request.param == "subuid" else "single_user")
-    with _Elsewhere(user, request.param) as there:
+    user: User = request.getfixturevalue("ordinary_user" if mode == "subuid" else "single_user")
+    with _Elsewhere(user, mode, way) as there:
         yield there
 
 
@@ -111,15 +119,15 @@ class _Here:
 class _Elsewhere:
     """A lab in a process of another user, which is told the names of bodies to run."""
 
-    def __init__(self, user: User, mode: str) -> None:
+    def __init__(self, user: User, mode: str, way: str = "") -> None:
         self.mode = mode
         ours, theirs = socket.socketpair()
         ours.settimeout(_SECONDS)
         switch: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []} if IS_ROOT else {}
-        code = "import sys; from tests.labs import serve; serve(int(sys.argv[1]), sys.argv[2])"
+        code = "import sys; from tests.mode_runner import serve; serve(int(sys.argv[1]), *sys.argv[2:])"
         with theirs:
             self._process = subprocess.Popen(
-                [user.interpreter, "-c", code, str(theirs.fileno()), str(user.home / "data")],
+                [user.interpreter, "-c", code, str(theirs.fileno()), str(user.home / "data"), way],
                 cwd=user.home,
                 env=user.environment(),
                 stdin=subprocess.DEVNULL,
@@ -156,10 +164,11 @@ class _Elsewhere:
         return answer["result"]
 
 
-def serve(fd: int, data_dir: str) -> None:
+def serve(fd: int, data_dir: str, way: str) -> None:
     """The other user's side of ``_Elsewhere``: run named bodies until told no more."""
     os.set_inheritable(fd, False)
-    with socket.socket(fileno=fd) as sock, sock.makefile("rw") as lines, Lab(data_dir) as lab:
+    forced: Any = way or None
+    with socket.socket(fileno=fd) as sock, sock.makefile("rw") as lines, Lab(data_dir, way=forced) as lab:
         for line in lines:
             module, name = json.loads(line)
             answer: dict[str, Any] = {}
