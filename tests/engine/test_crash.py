@@ -26,10 +26,13 @@ import pytest
 from sandkeep.engine.engine import Engine
 from sandkeep.errors import SandkeepError, SnapshotGone, TransportError
 from sandkeep.host.driver import SessionRef
+from sandkeep.host.layers.values import Layer
+from sandkeep.host.native.messages import NativeState
+from sandkeep.process_options import ProcessOptions
+from sandkeep.spec import SandboxSpec
 from sandkeep.store.rows import ACTIVE, ProcessStatus, SessionStatus
-from sandkeep.types import SandboxSpec
-from tests.engine.englab import EngineLab, run_script
-from tests.patience import ENOUGH
+from tests.engine.engine_lab import EngineLab, run_script
+from tests.polling import ENOUGH
 
 OPERATIONS = ("create", "stop", "snapshot", "checkpoint", "resume", "fork", "destroy", "run")
 KILLS = 3
@@ -142,7 +145,9 @@ def test_output_of_a_running_process_survives_the_engine(data_dir: str) -> None:
         started = lab.create("talks")
         script = "for i in $(seq 1 300); do echo line $i; sleep 0.005; done"
         process = lab.do(
-            lab.engine.processes.start(lab.project, started.session.id, command="bash", args=["-c", script])
+            lab.engine.processes.start(
+                lab.project, started.session.id, ProcessOptions(command="bash", args=["-c", script])
+            )
         )
     with EngineLab(data_dir) as lab:
         assert lab.engine.sandboxes.get(lab.project, "talks").session.id == started.session.id
@@ -159,7 +164,8 @@ def test_a_supervisor_that_died_ends_its_session_as_aborted_and_keeps_its_files(
         started = lab.create("orphan")
         lab.sh(started.session.id, "echo kept > f; sync")
         state = lab.do(lab.engine.driver.state(lab.engine.sessions._context.ref(started.session)))
-        os.kill(state["supervisor_pid"], signal.SIGKILL)
+        assert isinstance(state, NativeState)
+        os.kill(state.supervisor_pid, signal.SIGKILL)
         assert lab.ended(started.session.id).status == "aborted"
         try:
             again = lab.do(lab.engine.sandboxes.resume(lab.project, "orphan"))
@@ -176,14 +182,11 @@ def test_an_end_that_failed_half_way_is_finished_by_whoever_comes_next(
     with EngineLab(data_dir) as lab:
         started = lab.create("box", persistent=persistent)
         lab.sh(started.session.id, "echo kept > f")
-        call = lab.engine.storage.call
 
-        async def refuse(operation: str, **body: Any) -> dict[str, Any]:
-            if operation == "layer.publish":
-                raise TransportError("the worker died")
-            return await call(operation, **body)
+        async def refuse(session_id: str, **layer: Any) -> Layer:
+            raise TransportError("the worker died")
 
-        monkeypatch.setattr(lab.engine.storage, "call", refuse)
+        monkeypatch.setattr(lab.engine.storage, "publish_layer", refuse)
         with pytest.raises(TransportError):
             lab.do(lab.engine.sessions.snapshot(lab.project, started.session.id))
         assert lab.engine.sandboxes.get(lab.project, "box").session.status == "snapshotting"
@@ -201,14 +204,11 @@ def test_an_end_that_failed_half_way_is_finished_by_whoever_comes_next(
 def test_upkeep_finishes_an_end_nobody_comes_back_for(data_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with EngineLab(data_dir) as lab:
         started = lab.create("box")
-        call = lab.engine.storage.call
 
-        async def refuse(operation: str, **body: Any) -> dict[str, Any]:
-            if operation == "layer.publish":
-                raise TransportError("the worker died")
-            return await call(operation, **body)
+        async def refuse(session_id: str, **layer: Any) -> Layer:
+            raise TransportError("the worker died")
 
-        monkeypatch.setattr(lab.engine.storage, "call", refuse)
+        monkeypatch.setattr(lab.engine.storage, "publish_layer", refuse)
         with pytest.raises(TransportError):
             lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
         while not any(note == "task failed" for note, _ in lab.log):  # who watched the session tried as well

@@ -7,10 +7,10 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from sandkeep.engine.files import Acting
 from sandkeep.engine.settings import Settings
 from sandkeep.errors import (
     DriveAttached,
@@ -27,12 +27,15 @@ from sandkeep.errors import (
     SnapshotGone,
     TimeoutInvalid,
 )
+from sandkeep.host.layers.values import Layer
+from sandkeep.process_options import ProcessOptions
+from sandkeep.shared.clock import wall_ms as now_ms
+from sandkeep.shared.outputlog import Chunk
+from sandkeep.spec import Mount, SandboxSpec, SnapshotRetention, SnapshotSource
+from sandkeep.states import MountMode
 from sandkeep.store.rows import ProcessStatus, SessionStatus, SnapshotMethod
-from sandkeep.supervisor.outputlog import Chunk
-from sandkeep.supervisor.process import now_ms
-from sandkeep.types import Mount, MountMode, SandboxSpec, SnapshotRetention, SnapshotSource
-from tests.engine.englab import EngineLab
-from tests.patience import until
+from tests.engine.engine_lab import EngineLab
+from tests.polling import until
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +81,7 @@ def test_a_session_scoped_call_after_stop_says_stopped(lab: EngineLab) -> None:
     with pytest.raises(SessionStopped):
         lab.sh(started.session.id, "true")
     with pytest.raises(SessionStopped):
-        lab.do(lab.engine.files.do(lab.project, started.session.id, "stat", path="/etc"))
+        lab.do(lab.engine.files.stat(lab.project, started.session.id, "/etc", Acting()))
 
 
 def test_non_persistent_sandboxes_start_clean(lab: EngineLab) -> None:
@@ -312,11 +315,11 @@ def test_a_session_that_cannot_start_keeps_nothing_of_a_drive(lab: EngineLab) ->
         lab.create("cannot", mounts={"/etc/passwd": Mount("shown", MountMode.SNAPSHOT)})
     drive = lab.engine.drives.get(lab.project, "shown")
 
-    def holders() -> list[str]:
-        found: list[str] = lab.do(lab.engine.storage.call("layer.holders"))["layers"][drive.layer]
-        return found
+    def holders() -> tuple[str, ...]:
+        assert drive.layer is not None
+        return lab.do(lab.engine.storage.layer_holders())[drive.layer]
 
-    until(lambda: holders() == [drive.id])
+    until(lambda: holders() == (drive.id,))
 
 
 def test_snapshots_of_any_kind_hold_nothing_of_the_drives(lab: EngineLab) -> None:
@@ -356,17 +359,72 @@ def test_a_snapshot_is_measured_and_synced_soon_or_before_the_answer(lab: Engine
         assert checkpoint.synced_ms and last is not None and last.synced_ms
 
 
+def test_a_durable_stop_syncs_what_was_written_to_drives(tmp_path: Path) -> None:
+    """Also when nothing else of the sandbox is kept."""
+    with EngineLab(str(tmp_path / "durable"), Settings(durable=True)) as lab:
+        lab.do(lab.engine.drives.get_or_create(lab.project, "drive", region="iad1"))
+        box = lab.create("box", persistent=False, mounts={"/drive": Mount("drive", MountMode.READ_WRITE)})
+        lab.sh(box.session.id, "echo kept > /drive/file")
+        _, snapshot = lab.do(lab.engine.sessions.stop(lab.project, box.session.id))
+        assert snapshot is None
+        layer = lab.engine.drives.get(lab.project, "drive").layer
+        [found] = lab.do(lab.engine.storage.list_layers())
+        assert found.id == layer and found.synced_ms
+
+
+def test_a_durable_stop_that_failed_is_durable_when_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EngineLab(str(tmp_path / "durable"), Settings(durable=True)) as lab:
+        session = lab.create("box").session.id
+
+        async def refuse(layer_id: str) -> Layer:
+            raise LayerError("no room")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(lab.engine.storage, "sync_layer", refuse)
+            with pytest.raises(LayerError):
+                lab.do(lab.engine.sessions.stop(lab.project, session))
+        ended, snapshot = lab.do(lab.engine.sessions.stop(lab.project, session))
+        assert ended.status is SessionStatus.STOPPED
+        assert snapshot is not None and snapshot.synced_ms
+
+
+def test_a_snapshot_is_pushed_out_by_one_that_is_synced(lab: EngineLab) -> None:
+    """Until the newer one is safe from loss of power, the older one is what would be left."""
+    started = lab.create("pushes")
+    made = []
+    for _ in range(2):
+        session = lab.do(lab.engine.sandboxes.resume(lab.project, "pushes")).session.id
+        _, snapshot = lab.do(lab.engine.sessions.snapshot(lab.project, session))
+        made.append(snapshot.id)
+
+    def left() -> set[str]:
+        return {row.id for row in lab.engine.store.snapshots.live_of(lab.project, started.sandbox.id)}
+
+    lab.do(
+        lab.engine.sandboxes.update(lab.project, "pushes", {"retention": SnapshotRetention(1, None, True)})
+    )
+    assert left() == set(made)
+    lab.do(lab.engine.upkeep.turn())
+    assert left() == {made[1]}
+
+
 def test_process_records_and_logs_outlive_the_session(lab: EngineLab) -> None:
     started = lab.create("records")
     process = lab.do(
         lab.engine.processes.start(
-            lab.project, started.session.id, command="sh", args=["-c", "echo out; echo err >&2; exit 7"]
+            lab.project,
+            started.session.id,
+            ProcessOptions(command="sh", args=["-c", "echo out; echo err >&2; exit 7"]),
         )
     )
     ended = lab.do(lab.engine.processes.wait(lab.project, started.session.id, process.id))
     assert (ended.status, ended.exit_code) == (ProcessStatus.EXITED, 7)
     sleeper = lab.do(
-        lab.engine.processes.start(lab.project, started.session.id, command="sleep", args=["60"])
+        lab.engine.processes.start(
+            lab.project, started.session.id, ProcessOptions(command="sleep", args=["60"])
+        )
     )
     lab.do(lab.engine.sessions.stop(lab.project, started.session.id))
     assert lab.text(started.session.id, process.id) == b"out\nerr\n"
@@ -377,7 +435,11 @@ def test_process_records_and_logs_outlive_the_session(lab: EngineLab) -> None:
 def test_a_missing_executable_is_its_own_error(lab: EngineLab) -> None:
     started = lab.create("no-program")
     with pytest.raises(ExecutableNotFound):
-        lab.do(lab.engine.processes.start(lab.project, started.session.id, command="no-such-program"))
+        lab.do(
+            lab.engine.processes.start(
+                lab.project, started.session.id, ProcessOptions(command="no-such-program")
+            )
+        )
 
 
 def test_observed_processes_have_the_same_records_and_logs(lab: EngineLab) -> None:
@@ -431,14 +493,14 @@ def test_a_snapshot_that_cannot_be_synced_keeps_no_other_waiting(
         session = lab.create(f"sync-{name}").session.id
         _, snapshot = lab.do(lab.engine.sessions.snapshot(lab.project, session))
         made.append(snapshot)
-    call = lab.engine.storage.call
+    measure = lab.engine.storage.measure_layer
 
-    async def refuse(operation: str, **body: Any) -> dict[str, Any]:
-        if operation == "layer.measure" and body["layer"] == made[0].layer:
+    async def refuse(layer_id: str) -> int:
+        if layer_id == made[0].layer:
             raise LayerError("the layer is damaged")
-        return await call(operation, **body)
+        return await measure(layer_id)
 
-    monkeypatch.setattr(lab.engine.storage, "call", refuse)
+    monkeypatch.setattr(lab.engine.storage, "measure_layer", refuse)
     lab.do(lab.engine.upkeep.turn())
     assert lab.engine.snapshots.get(lab.project, made[1].id).synced_ms
     assert any(note == "upkeep failed" and facts["about"] == made[0].id for note, facts in lab.log)

@@ -11,10 +11,11 @@ import pytest
 
 from sandkeep.engine.settings import Settings
 from sandkeep.host import worker
-from sandkeep.types import Mount, MountMode, SandboxSpec, SnapshotSource
-from tests.engine.englab import EngineLab
-from tests.modes import ONE_ID
-from tests.patience import until
+from sandkeep.spec import Mount, SandboxSpec, SnapshotSource
+from sandkeep.states import MountMode
+from tests.engine.engine_lab import EngineLab
+from tests.polling import until
+from tests.running_user import ONE_ID
 
 DEEP = 30
 """Where chains begin to be folded."""
@@ -27,11 +28,11 @@ def lab(tmp_path: Path) -> Iterator[EngineLab]:
 
 
 def depth(lab: EngineLab, layer: str) -> int:
-    layers = {each["id"]: each for each in lab.do(lab.engine.storage.call("layer.list"))["layers"]}
+    layers = {each.id: each for each in lab.do(lab.engine.storage.list_layers())}
     found = 0
     at: str | None = layer
     while at is not None:
-        found, at = found + 1, layers[at]["parent"]
+        found, at = found + 1, layers[at].parent
     return found
 
 
@@ -72,7 +73,7 @@ def test_the_layers_below_a_sandbox_are_folded_and_nothing_is_lost(lab: EngineLa
     spec = SandboxSpec(name="earlier", source=SnapshotSource(snapshots[10].id))
     earlier = lab.do(lab.engine.sandboxes.create(lab.project, spec))
     assert lab.sh(earlier.session.id, "cat all; ls -d gone*").split() == [*map(str, range(11)), "gone10"]
-    lab.do(lab.engine.storage.call("layer.collect"))
+    lab.do(lab.engine.storage.collect_layers())
     assert lab.sh(again.session.id, "tail -n 1 all") == f"{2 * DEEP - 1}\n"
 
 
@@ -103,11 +104,10 @@ def test_a_chain_that_grew_too_quickly_is_folded_before_the_next_session(
 ) -> None:
     """More stops in a moment than the kernel can mount layers; nobody had the time to fold."""
 
-    async def later(operation: str, **body: Any) -> dict[str, Any]:
-        return {} if operation == "layer.compact" else await call(operation, **body)
+    async def later(tip_id: str, *, image: str | None, max_depth: int) -> int:
+        return 0
 
-    call = lab.engine.storage.call
-    monkeypatch.setattr(lab.engine.storage, "call", later)
+    monkeypatch.setattr(lab.engine.storage, "fold_layers", later)
     first = lab.create("box")
     lab.do(lab.engine.sessions.stop(lab.project, first.session.id))
     for number in range(worker._DEEPEST + 2):
@@ -139,7 +139,7 @@ def test_what_is_set_on_the_root_of_a_filesystem_lasts(lab: EngineLab) -> None:
     lab.do(lab.engine.drives.get_or_create(lab.project, "owned", region="local"))
     owner = "0:0" if ONE_ID else "7:8"
     first = lab.create("rooted", mounts={"/data": Mount("owned")})
-    lab.sh(first.session.id, f"chmod 1777 /; chown {owner} /data; chmod 750 /data", sudo=True)
+    lab.sh(first.session.id, f"chmod 1777 /; chown {owner} /data; chmod 750 /data", root=True)
     for _ in range(2):
         session = lab.engine.sandboxes.get(lab.project, "rooted").session
         lab.do(lab.engine.sessions.stop(lab.project, session.id))

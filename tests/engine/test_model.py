@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 )
 
 from sandkeep.errors import NotFound, SessionStopped
+from sandkeep.spec import SnapshotSource
 from sandkeep.store.rows import ACTIVE, TERMINAL
-from sandkeep.types import SnapshotSource
-from tests.engine.englab import EngineLab
+from tests.engine.engine_lab import EngineLab
 
 FILES = st.sampled_from(("a", "b", "c"))
 _names = itertools.count(1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sandkeep.engine.context import Context
 from sandkeep.engine.engine import Engine
+from sandkeep.engine.files import Acting
 from sandkeep.engine.sandboxes import Started
 from sandkeep.errors import (
     NameTaken,
@@ -20,9 +23,11 @@ from sandkeep.errors import (
     SessionStopping,
     WrongState,
 )
+from sandkeep.policy import NetworkPolicy
+from sandkeep.spec import SandboxSpec
 from sandkeep.store.rows import ACTIVE
-from sandkeep.types import NetworkPolicy, SandboxSpec
-from tests.engine.englab import EngineLab, run_script
+from tests.engine.engine_lab import EngineLab, run_script
+from tests.vm.guest.scenario import pack
 
 CALLERS = 32
 ALLOWED = (NotFound, NameTaken, SessionStopped, SessionStopping, SessionSnapshotting)
@@ -179,7 +184,7 @@ def test_a_supervisor_that_ends_with_callers_in_its_queue_has_stopped(
 
     monkeypatch.setattr(asyncio, "open_unix_connection", reset)
     with pytest.raises(SessionStopped):
-        lab.do(lab.engine.files.do(lab.project, started.session.id, "stat", path="/"))
+        lab.do(lab.engine.files.stat(lab.project, started.session.id, "/", Acting()))
 
 
 def test_a_policy_that_was_replaced_meanwhile_does_not_come_back(
@@ -189,12 +194,38 @@ def test_a_policy_that_was_replaced_meanwhile_does_not_come_back(
     before = lab.create("policies").session
     denied = lab.do(lab.engine.sandboxes.set_policy(lab.project, before.id, NetworkPolicy.deny_all()))
     assert denied.network_policy != before.network_policy
-    ask, sent = lab.engine.network._ask, []
+    ask, sent = lab.engine.network._netd.ask, []
 
     async def note(channel: Any, op: str, *arguments: Any, **body: Any) -> Any:
         sent.append((op, body.get("policy")))
         return await ask(channel, op, *arguments, **body)
 
-    monkeypatch.setattr(lab.engine.network, "_ask", note)
+    monkeypatch.setattr(lab.engine.network._netd, "ask", note)
     lab.do(lab.engine.network.set_policy(before))
     assert ("update", denied.network_policy) in sent and ("update", before.network_policy) not in sent
+
+
+def test_an_image_can_be_deleted_as_soon_as_its_last_sandbox_is_destroyed(
+    lab: EngineLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``destroy`` returns before the sandbox's files are gone, and the worker still finds its sessions."""
+    pack(tmp_path / "tiny.tar", ["/bin/sh"])
+    archive = str(tmp_path / "tiny.tar")
+    lab.do(lab.engine.storage.import_image(archive, name="tiny", kind="tar"))
+    lab.create("on-tiny", image="tiny")
+    delayed = asyncio.Event()
+    remove_session = Context.remove_session
+
+    async def delay(context: Context, session: str) -> None:
+        await delayed.wait()
+        await remove_session(context, session)
+
+    async def destroy_and_delete() -> None:
+        await lab.engine.sandboxes.destroy(lab.project, "on-tiny", delete_orphan_snapshots=True)
+        asyncio.get_running_loop().call_later(0.2, delayed.set)
+        await lab.engine.images.delete(lab.project, "tiny", operator=True)
+
+    monkeypatch.setattr(Context, "remove_session", delay)
+    lab.do(destroy_and_delete())
+    with pytest.raises(NotFound):
+        lab.do(lab.engine.storage.get_image("tiny"))

@@ -15,15 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.error import URLError
+from typing import Any
 
 import pytest
 
 from sandkeep.engine.settings import Settings
-from sandkeep.engine.sources import is_public, open_url
-from sandkeep.errors import InvalidRequest, NotFound
-from sandkeep.types import GitSource, SandboxSpec, TarballSource
-from tests.engine.englab import EngineLab
+from sandkeep.engine.sources import open_url
+from sandkeep.errors import InvalidRequest, LimitReached, NotFound
+from sandkeep.reach import Destination, Reach, Unreachable, is_public
+from sandkeep.spec import GitSource, SandboxSpec, TarballSource
+from tests.engine.engine_lab import EngineLab
+from tests.internet import INSIDE, internet
 
 
 def archive() -> bytes:
@@ -44,7 +46,12 @@ class Site(ThreadingHTTPServer):
         self.first = threading.Event()
         self.go_on = threading.Event()
         self.asked: list[str] = []
+        self.connections = 0
         self.target = ""
+
+    def get_request(self) -> Any:
+        self.connections += 1
+        return super().get_request()
 
     @property
     def url(self) -> str:
@@ -125,6 +132,28 @@ def test_a_fetch_that_fails_leaves_no_sandbox(lab: EngineLab) -> None:
     assert lab.engine.store.sessions.count_active(lab.project) == 0
 
 
+def test_an_archive_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    most = len(archive()) - 1
+    settings = Settings(private_sources=True, max_source_bytes=most)
+    with serving() as site, EngineLab(str(tmp_path / "data"), settings) as lab:
+        site.go_on.set()
+        with pytest.raises(LimitReached, match=f"more than {most} bytes") as caught:
+            lab.create("box", source=TarballSource(f"{site.url}/archive"))
+        assert caught.value.details["limit"] == "max_source_bytes"
+        with pytest.raises(NotFound):
+            lab.engine.sandboxes.get(lab.project, "box")
+
+
+def test_an_archive_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    with (
+        serving() as site,
+        EngineLab(str(tmp_path / "data"), Settings(private_sources=True, max_pull_ms=1)) as lab,
+        pytest.raises(LimitReached, match=r"more than 0\.001 seconds"),
+    ):
+        site.go_on.set()
+        lab.create("box", source=TarballSource(f"{site.url}/archive"))
+
+
 def test_filling_from_a_repository_is_not_one_of_the_sandboxs_processes(
     lab: EngineLab, tmp_path: Path
 ) -> None:
@@ -185,28 +214,65 @@ def test_what_sandboxes_are_kept_from_is_no_source_either(address: str, public: 
 
 
 def test_an_address_is_looked_at_before_anything_is_said_to_it() -> None:
-    with serving() as site, pytest.raises(URLError, match="not a public address"):
-        open_url(f"{site.url}/archive", is_public)
-    assert site.asked == []
+    with serving() as site, pytest.raises(Unreachable):
+        open_url(f"{site.url}/archive", Reach())
+    assert (site.asked, site.connections) == ([], 0)
+
+
+class OneAddress(Reach):
+    """For tests that need two sides and have loopback only."""
+
+    def _allows(self, place: Destination, port: int) -> bool:
+        return place.text == "127.0.0.1"
 
 
 def test_redirections_are_looked_at_too() -> None:
     with serving("127.0.0.1") as open_site, serving("127.0.0.2") as closed:
         open_site.target = f"{closed.url}/archive"
-        with pytest.raises(URLError, match="not a public address"):
-            open_url(f"{open_site.url}/elsewhere", lambda address: address == "127.0.0.1")
+        with pytest.raises(Unreachable, match="cannot be reached"):
+            open_url(f"{open_site.url}/elsewhere", OneAddress())
         for scheme in ("file:///etc/passwd", f"ftp://127.0.0.2:{closed.server_address[1]}/x"):
             open_site.target = scheme
-            with pytest.raises((URLError, ValueError)):
-                open_url(f"{open_site.url}/elsewhere", lambda address: address == "127.0.0.1")
-    assert (open_site.asked, closed.asked) == (["/elsewhere"] * 3, [])
+            with pytest.raises(ValueError, match="not an address for HTTP"):
+                open_url(f"{open_site.url}/elsewhere", OneAddress())
+    assert (open_site.asked, closed.asked, closed.connections) == (["/elsewhere"] * 3, [], 0)
+
+
+def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as proxy:
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        with pytest.raises(Unreachable):
+            open_url("http://no-such-name.invalid/archive", Reach())
+    assert proxy.connections == 0
+
+
+@pytest.mark.root
+def test_sources_lead_to_nothing_inside_and_all_sound_the_same(tmp_path: Path) -> None:
+    with internet() as net, net.inside(), serving(INSIDE) as own, serving() as loopback:
+        with EngineLab(str(tmp_path / "data")) as lab:
+            said = set()
+            for url in (
+                own.url,
+                loopback.url,
+                f"http://{INSIDE}:1",
+                "http://127.0.0.1:1",
+                "http://no.invalid",
+            ):
+                for source in (GitSource(f"{url}/x"), TarballSource(f"{url}/x")):
+                    with pytest.raises(InvalidRequest) as caught:
+                        lab.create("box", source=source)
+                    host = url.removeprefix("http://").partition(":")[0]
+                    said.add(str(caught.value).replace(host, "X"))
+        assert len(said) == 1, said
+        assert own.connections == loopback.connections == 0
 
 
 _CREATE = """
 import asyncio, sys
 from sandkeep.engine.engine import Engine
 from sandkeep.engine.settings import Settings
-from sandkeep.types import SandboxSpec, TarballSource
+from sandkeep.spec import SandboxSpec, TarballSource
 
 async def main():
     engine = await Engine.open(sys.argv[1], settings=Settings(private_sources=True))

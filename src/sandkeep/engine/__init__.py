@@ -1,8 +1,44 @@
 """What sandboxes do, above the hosts that run them and the store that remembers them.
 
-=============  =======================================================================================
-`lifecycle`    the states of a session and what each operation may do in each; tables, no I/O
-`retention`    which snapshots and layers to keep; pure functions
-`names`        readable names, sortable ids, and what a name may be
-=============  =======================================================================================
+``engine``      `Engine`: every noun over one store and one host; what the server holds
+``context``     what the parts share: store, host, settings, clock, locks
+``settings``    what an operator decides about an installation
+``checks``      whether the values of settings can work
+``sandboxes``   create, get, resume, fork, change, destroy
+``sessions``    what callers do with sessions, the gate, the watch, restarts of the server
+``starting``    starts a session: row, host, network, content
+``endings``     ends a session; can be repeated after a crash at any step
+``keeping``     makes snapshots of what sessions wrote
+``beginnings``  a session before it has started: its first row, and its specification; no I/O
+``lifecycle``   the states of a session and what each operation may do in each; tables, no I/O
+``limits``      refuses exact limits that this host cannot hold a session to
+``activity``    when each session was last used, for the idle timeout
+``configuration``  options of a sandbox as columns of the store, and back
+``processes``   processes of sessions: started here, or observed elsewhere
+``files``       files of a running session
+``snapshots``   get, delete, the tree, retention
+``retention``   which snapshots to keep; pure functions
+``drives``      named filesystems, mounted into sandboxes
+``images``      whose images are, and what each caller may have the server fetch
+``sources``     fills a new sandbox from a git repository or a tar archive
+``fetching``    fetches a git repository with a confined git
+``network``     registers sessions with netd: their listeners, policies and secrets
+``netd_client``  finds or starts the process netd, and connects to it
+``ports``       URLs and tokens of sandboxes' ports
+``network_events``  writes netd's reports to the store
+``services``    what the parts that `Context` constructs may use of it
+``policies``    network policies at rest, with every header value sealed
+``secrets``     secrets by logical name: sealed in the store, opened for netd only
+``sealing``     AES-GCM under a key of the installation
+``keys``        the installation's own secret, and keys derived from it
+``authority``   the installation's certificate authority, and how sessions come to trust it
+``names``       readable names, sortable ids, and what a name may be
+``matching``    whether an existing sandbox is configured as a caller asks; no I/O
+``upkeep``      chores: missed deadlines, idle sessions, expiry, durability, garbage
+``garbage``     deletes what no row needs; sets aside what no row knows
+``reserve``     room kept in the data directory for a full disk
+``damage``      which sandboxes stand on layers that cannot be used
+``repairs``     puts back what can be put back
+``inspection``  looks through a data directory for damage, and changes nothing
+``adoption``    takes a data directory as it is: unknown files become sandboxes again
 """

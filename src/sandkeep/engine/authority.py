@@ -13,13 +13,14 @@ import hashlib
 import os
 import warnings
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from functools import partial
 from importlib.util import find_spec
 from typing import Final
 
 from sandkeep.engine import keys
 from sandkeep.errors import PathError
-from sandkeep.host.driver import Driver, SessionRef
+from sandkeep.host.driver import Acting, Driver, SessionRef, WriteOptions
 
 _COMMON_NAME: Final = "sandkeep egress authority"
 _BUNDLES: Final = (
@@ -31,6 +32,7 @@ _CERTIFICATE: Final = "/usr/local/share/ca-certificates/sandkeep.crt"
 _TRUST_STORE: Final = "/usr/local/share/ca-certificates/sandkeep.p12"
 _TRUST_STORE_PASSWORD: Final = "changeit"
 _LARGEST_BUNDLE: Final = 16 << 20
+_ROOT: Final = Acting(root=True)
 _BUNDLE_VARIABLES: Final = (
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
@@ -148,9 +150,10 @@ def _java_trust_store(bundle: bytes) -> bytes:
 
 
 async def _read(driver: Driver, ref: SessionRef, path: str) -> bytes | None:
-    """A file of the session's; ``None`` when it is larger than any list of authorities."""
-    pieces = driver.read_file(ref, path, root=True, length=_LARGEST_BUNDLE + 1)
-    content = b"".join([piece async for piece in pieces])
+    """Return a file of a session; ``None`` when it is larger than any list of authorities."""
+    opened = await driver.files(ref).open_read(path, _ROOT, length=_LARGEST_BUNDLE + 1)
+    async with aclosing(opened):
+        content = b"".join([piece async for piece in opened.pieces()])
     return content if len(content) <= _LARGEST_BUNDLE else None
 
 
@@ -158,4 +161,4 @@ async def _write(driver: Driver, ref: SessionRef, path: str, content: bytes) -> 
     async def pieces() -> AsyncIterator[bytes]:
         yield content
 
-    await driver.files(ref, "write", data=pieces(), path=path, root=True, mode=0o644, parents=True)
+    await driver.files(ref).write(path, pieces(), _ROOT, WriteOptions(mode=0o644, parents=True))

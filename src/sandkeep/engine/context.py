@@ -1,31 +1,73 @@
-"""What every part of the engine shares: store, host, settings, clock, locks."""
+"""`Context`: what every part of the engine shares. Store, host, settings, clock, locks, background tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar, copy_context
-from typing import Any, Final, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+from sandkeep.engine.activity import Activity
+from sandkeep.engine.damage import DamagedLayers
+from sandkeep.engine.lifecycle import Cause, next_state
 from sandkeep.engine.names import new_id
 from sandkeep.engine.network import Network
+from sandkeep.engine.policies import Policies
+from sandkeep.engine.reserve import Reserve
 from sandkeep.engine.secrets import Secrets
 from sandkeep.engine.settings import Settings
-from sandkeep.errors import NotFound
+from sandkeep.errors import NoSpace, NotFound, StoreError
 from sandkeep.host.driver import Driver, SessionRef
+from sandkeep.host.images.registry import Progress
 from sandkeep.host.storage import Storage
+from sandkeep.shared import clock
 from sandkeep.store import Store
-from sandkeep.store.rows import Sandbox, Session
+from sandkeep.store.rows import Removal, Sandbox, Session
 
 T = TypeVar("T")
 
 _FINISH_SECONDS = 10.0
 
 ACTOR: Final[ContextVar[str | None]] = ContextVar("actor", default=None)
-"""On whose behalf the current task works."""
+"""The caller for whom the current task works, for the record of events."""
+
+
+class _HasContext(Protocol):
+    _context: Context
+
+
+_Self = TypeVar("_Self", bound=_HasContext)
+_P = ParamSpec("_P")
+
+
+def with_room(
+    method: Callable[Concatenate[_Self, _P], Awaitable[T]],
+) -> Callable[Concatenate[_Self, _P], Coroutine[Any, Any, T]]:
+    """Give a method that ends or deletes something, and can be repeated, the reserve on a full disk."""
+
+    @wraps(method)
+    async def run(owner: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> T:
+        context = owner._context
+        context.ending += 1
+        given = False
+        try:
+            given = await context.make_room()
+            while True:
+                try:
+                    return await method(owner, *args, **kwargs)
+                except NoSpace:
+                    if not await context.make_room(needed=True):
+                        raise
+                    given = True
+        finally:
+            context.ending -= 1
+            if given:
+                await context.keep_room()
+
+    return run
 
 
 class Context:
@@ -47,19 +89,65 @@ class Context:
         self.log = log
         self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.network = Network(self)
-        self.secrets = Secrets(self)
+        self.activity = Activity(data_dir)
+        self.policies = Policies(self)
+        self.secrets = Secrets(self, lambda project, name: self.network.refresh_secret(project, name))
+        self.network = Network(self, self.policies, self.secrets)
+        self.damage = DamagedLayers(self)
         self._finishing: set[asyncio.Task[Any]] = set()
+        self._reserve = Reserve(data_dir)
+        self._reserve_lock = asyncio.Lock()
+        self.ending = 0
+        """How many methods that end or delete something are running: they may need the reserve."""
+        self.collecting = asyncio.Lock()
+        self.collect_asked = False
+        """For `garbage.collect_soon`: at most one collection runs, and one more is due."""
+        self.remove_soon: Callable[[Sandbox], None] = lambda _: None
+        """Removes a condemned sandbox as soon as its lock is free; `Sandboxes` sets it."""
+        self._cautious = clock.CautiousClock()
+        self._preparing: dict[object, str] = {}
+
+    @property
+    def preparing(self) -> str | None:
+        """What the server prepares now and starts of sandboxes wait for: the image of this machine."""
+        return next(iter(self._preparing.values()), None)
+
+    @contextmanager
+    def preparation(self) -> Iterator[Progress]:
+        """Report in ``preparing`` what the body has to make first; yields the callback for its progress."""
+        began = clock.steady_ms()
+        mine = object()
+
+        def noticed(what: str, done: int, total: int) -> None:
+            del total
+            if mine not in self._preparing and not done:
+                self._preparing[mine] = what
+                self.log(f"making the {what}", why="there is none for this machine as it is now")
+
+        try:
+            yield noticed
+        finally:
+            if (what := self._preparing.pop(mine, None)) is not None:
+                self.log(f"made the {what}, or gave up", after_ms=clock.steady_ms() - began)
 
     @staticmethod
     def now_ms() -> int:
-        return time.time_ns() // 1_000_000
+        return clock.wall_ms()
+
+    def expiry_ms(self) -> int:
+        """Return the time that expiry goes by; a clock that was just set forward does not count yet."""
+        before = self._cautious.ahead_ms
+        now = self._cautious.now_ms()
+        if self._cautious.ahead_ms and not before:
+            ahead = self._cautious.ahead_ms
+            self.log("the clock was set forward; expiry waits an hour", level="warning", ahead_ms=ahead)
+        return now
 
     @asynccontextmanager
     async def lock(self, project: str, name: str) -> AsyncIterator[None]:
-        """The one lock of a sandbox: whoever changes which session it has, or its snapshots, holds it.
+        """Hold the one lock of a sandbox, as every change of its session or its snapshots does.
 
-        Kept only while somebody uses it. Never take a second one while holding one.
+        A lock exists only while it is held or waited for. Never take a second one while holding one.
         """
         key = (project, name)
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
@@ -75,14 +163,33 @@ class Context:
                 self._locks[key] = (lock, users - 1)
 
     def locked(self, project: str, name: str) -> bool:
-        """Whether somebody is at work on a sandbox."""
+        """Return whether a task holds the lock of a sandbox or waits for it."""
         return (project, name) in self._locks
+
+    async def make_room(self, *, needed: bool = False) -> bool:
+        """Give up part of the reserve on a full disk, before something is ended or deleted.
+
+        Returns whether there was any to give. ``needed``: the disk is full although it reports free space.
+        """
+        if not needed and not self._reserve.scarce():
+            return False
+        async with self._reserve_lock:
+            given = await asyncio.to_thread(self._reserve.spend)
+        if given:
+            self.log("the disk is full", level="warning", path=self.data_dir, reserve_given_up=True)
+        return given
+
+    async def keep_room(self) -> None:
+        """Refill the reserve that `make_room` gave up, once the last method that needs it has returned."""
+        async with self._reserve_lock:
+            if not self.ending:
+                await asyncio.to_thread(self._reserve.fill)
 
     def ref(self, session: Session) -> SessionRef:
         return SessionRef(session.host, session.id, session.generation)
 
     def observed_directory(self, process: str) -> str:
-        """Where the output is kept of a process that runs elsewhere."""
+        """Return where the output of an observed process, which runs elsewhere, is kept."""
         return f"{self.data_dir}/observed/{process}"
 
     async def remove_observed(self, processes: Iterable[str]) -> None:
@@ -90,14 +197,26 @@ class Context:
             await asyncio.to_thread(shutil.rmtree, self.observed_directory(process), ignore_errors=True)
 
     async def remove_session(self, session: str) -> None:
-        """Delete everything an ended session left on its host."""
+        """Delete everything that an ended session left on its host."""
         await self.remove_observed(self.store.processes.observed_everywhere(session))
         ref = SessionRef(self.driver.host, session)
         try:
             await self.driver.forget(ref)
         except NotFound:
             return
-        await self.storage.call("session.remove", session=session)
+        await self.storage.remove_session(session)
+
+    async def sync_store(self) -> None:
+        """Return once every row written so far survives loss of power."""
+        await asyncio.to_thread(self.store.sync)
+
+    async def before_deleting(self) -> None:
+        """Sync the rows that say what is not needed: older ones would name what is gone."""
+        try:
+            await self.sync_store()
+        except StoreError as error:
+            # The disk may be full, and deleting makes room.
+            self.log("the store could not be synced", error=str(error))
 
     def event(self, kind: str, session: Session | None, **data: Any) -> None:
         """Record something that happened to a session."""
@@ -112,12 +231,14 @@ class Context:
         *,
         sandbox: tuple[str | None, str | None] = (None, None),
         session: str | None = None,
+        actor: str | None = None,
         **data: Any,
     ) -> None:
         """Record something that happened in a project, for people and for audit.
 
         Args:
             sandbox: id and name.
+            actor: the caller on whose behalf it was done; by default the one of the current task.
             data: never the values of secrets, environments or files.
         """
         now = self.now_ms()
@@ -130,20 +251,41 @@ class Context:
             sandbox_name=sandbox[1],
             session=session,
             data=data,
-            actor=ACTOR.get(),
+            actor=actor or ACTOR.get(),
         )
 
-    def forget(self, sandbox: Sandbox) -> None:
-        """Delete a sandbox's row; its events stay."""
-        with self.store.transaction():
-            self.store.sandboxes.delete(sandbox.project, sandbox.name)
-            self.record("sandbox.destroyed", sandbox.project, sandbox=(sandbox.id, sandbox.name))
+    def condemn(
+        self, sandbox: Sandbox, *, delete_orphan_snapshots: bool = False, reason: str | None = None
+    ) -> Sandbox:
+        """Record that a sandbox is to be destroyed, before any step of that.
+
+        From here on callers do not find it. ``Sandboxes`` does the rest, now or after a crash.
+        """
+        removal = Removal(delete_orphan_snapshots, ACTOR.get(), reason)
+        return self.store.sandboxes.condemn(sandbox.project, sandbox.name, removal, now_ms=self.now_ms())
+
+    def sandbox_of(self, session: Session) -> Sandbox | None:
+        """Return the sandbox of a session; ``None`` if it is destroyed."""
+        if session.sandbox is None:
+            return None
+        return self.store.sandboxes.find_by_id(session.project, session.sandbox)
+
+    def move(self, session: Session, cause: Cause, **changes: object) -> Session:
+        """Move a session to the state that ``cause`` leads to; ``changes`` are other columns of its row."""
+        return self.store.sessions.move(
+            session.project,
+            session.id,
+            next_state(session.status, cause),
+            expected={session.status},
+            now_ms=self.now_ms(),
+            **changes,  # type: ignore[arg-type]
+        )
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str, *, finish: bool = False) -> asyncio.Task[T]:
-        """Run something beside requests; a failure is logged, never lost.
+        """Run a coroutine in the background; a failure is logged, never lost.
 
-        ``close`` waits a little for what is to ``finish``, and cuts off the rest. It is nobody's doing any
-        more: a session that ends in an hour does not end on behalf of whoever started it.
+        ``close`` waits a little for tasks that are to ``finish`` and cancels the others. The task has no
+        actor: a session that ends in an hour does not end on behalf of the caller who started it.
         """
         alone = copy_context()
         alone.run(ACTOR.set, None)
@@ -157,6 +299,18 @@ class Context:
         self._finishing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.log("task failed", task=task.get_name(), error=repr(error))
+
+    async def cleared_away(self) -> None:
+        """Wait for the clean-up that runs after sandboxes were destroyed and sessions ended."""
+        if self._finishing:
+            await asyncio.wait(set(self._finishing))
+
+    async def alone(self, what: str, work: Awaitable[Any]) -> None:
+        """Run one of several independent steps; log its failure, so that the others run too."""
+        try:
+            await work
+        except Exception as error:
+            self.log("a step of the start failed", step=what, error=repr(error))
 
     async def close(self) -> None:
         if self._finishing:

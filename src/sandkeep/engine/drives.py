@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sandkeep.engine.context import Context
+from sandkeep.engine.context import Context, with_room
+from sandkeep.engine.garbage import collect_soon
 from sandkeep.engine.names import check_name, new_id
-from sandkeep.errors import DriveNotInitialized, LayerError
+from sandkeep.errors import DriveAttached, DriveNotInitialized, LayerError
 from sandkeep.host.rootfs import Lower, Rootfs, Slot
 from sandkeep.store.rows import Drive, Session
 
 DEFAULT_SIZE = 1 << 40
+_TO_TIDY_UP = 1 << 20
+"""Bytes that a session may write to a full drive: in an overlay deleting files takes room too."""
 
 
 class Drives:
@@ -27,7 +30,7 @@ class Drives:
     async def get_or_create(
         self, project: str, name: str, *, region: str, max_size_bytes: int | None = None
     ) -> tuple[Drive, bool]:
-        """The drive of that name, and whether this call made it."""
+        """Return the drive of that name, and whether this call made it."""
         check_name(name, kind="drive")
         found = self._store.drives.find(project, name)
         if found is not None:
@@ -42,16 +45,20 @@ class Drives:
             created_ms=now,
             updated_ms=now,
         )
-        self._store.drives.add(drive)
-        self._context.record("drive.created", project, drive=drive.id, name=name)
+        with self._store.transaction():
+            self._store.drives.add(drive)
+            self._context.record("drive.created", project, drive=drive.id, name=name)
         return drive, True
 
     def get(self, project: str, name: str) -> Drive:
-        """By name or by id."""
+        """Return a drive by its name or its id."""
         return self._store.drives.find_by_id(project, name) or self._store.drives.get(project, name)
 
     async def fork(self, project: str, source: str, *, name: str) -> Drive:
-        """A new drive that starts with the content the source has now."""
+        """Create a drive with the content of the source, as the sessions left it that have ended.
+
+        What a running session has written to the source is not in it.
+        """
         check_name(name, kind="drive")
         origin = self.get(project, source)
         if origin.layer is None:
@@ -67,27 +74,35 @@ class Drives:
             created_ms=now,
             updated_ms=now,
         )
-        await self._context.storage.call("layer.hold", layer=origin.layer, holder=drive.id)
+        await self._context.storage.hold_layer(origin.layer, drive.id)
         try:
-            self._store.drives.add(drive)
+            with self._store.transaction():
+                self._store.drives.add(drive)
+                self._context.record("drive.created", project, drive=drive.id, name=name, source=origin.id)
         except BaseException:
-            await self._context.storage.call("layer.release", layer=origin.layer, holder=drive.id)
+            await self._context.storage.release_layer(origin.layer, drive.id)
             raise
-        self._context.record("drive.created", project, drive=drive.id, name=name, source=origin.id)
         return drive
 
+    @with_room
     async def delete(self, project: str, name: str) -> Drive:
-        drive = self._store.drives.delete(project, self.get(project, name).name)
-        self._context.record("drive.deleted", project, drive=drive.id, name=drive.name)
+        """Delete a drive. Raises `DriveAttached` while a session writes to it or a sandbox mounts it."""
+        with self._store.transaction():
+            name = self.get(project, name).name
+            shown_by = self._store.sandboxes.mounting(project, name, mode="snapshot")
+            if shown_by:
+                raise DriveAttached(
+                    f"drive {name} is mounted as a snapshot by sandbox {shown_by[0].name}",
+                    drive=name,
+                    sandbox=shown_by[0].name,
+                    hint="that sandbox could not be resumed; remove it, or change its mounts, first",
+                )
+            drive = self._store.drives.delete(project, name)
+            self._context.record("drive.deleted", project, drive=drive.id, name=drive.name)
         if drive.layer is not None:
-            await self._context.storage.call("layer.release", layer=drive.layer, holder=drive.id)
-            self._context.spawn(collect(self._context), "collect layers", finish=True)
+            await self._context.storage.release_layer(drive.layer, drive.id)
+            collect_soon(self._context)
         return drive
-
-
-async def collect(context: Context) -> None:
-    """Delete the layers nobody needs any more."""
-    await context.storage.call("layer.collect")
 
 
 def _slot(index: int) -> str:
@@ -95,7 +110,7 @@ def _slot(index: int) -> str:
 
 
 async def mount(context: Context, session: Session, rootfs: Rootfs) -> Rootfs:
-    """The root filesystem with the session's drives in it. Takes the drives it will write to."""
+    """Return the root filesystem with the session's drives; attach the drives that the session writes to."""
     slots = list(rootfs.slots)
     for index, (path, how) in enumerate(sorted(session.mounts.items())):
         drive = context.store.drives.get(session.project, how.drive)
@@ -105,63 +120,81 @@ async def mount(context: Context, session: Session, rootfs: Rootfs) -> Rootfs:
                 session.project, drive.name, session.id, now_ms=context.now_ms()
             )
         lowers: tuple[Lower, ...] = ()
+        room = drive.max_size_bytes if writable and drive.max_size_bytes < DEFAULT_SIZE else None
         if drive.layer is not None:
             if not writable:
-                await context.storage.call("layer.hold", layer=drive.layer, holder=session.id)
-            answer = await context.storage.call("layer.directories", layer=drive.layer)
-            lowers = tuple(Lower(directory) for directory in answer["directories"])
-        slots.append(Slot(_slot(index), path, lowers, drive=True, read_only=not writable))
+                await context.storage.hold_layer(drive.layer, session.id)
+            content = await context.storage.drive_content(drive.layer, sized=room is not None)
+            if room is not None and (content.size_bytes or 0) >= room:
+                # Part of that may be what later sessions have deleted or written anew.
+                await context.storage.fold_layers(drive.layer, image=None, max_depth=1)
+                content = await context.storage.drive_content(drive.layer, sized=True)
+            lowers = tuple(Lower(directory) for directory in content.directories)
+            if room is not None:
+                room = max(_TO_TIDY_UP, room - (content.size_bytes or 0))
+        slots.append(Slot(_slot(index), path, lowers, drive=True, read_only=not writable, room_bytes=room))
     return replace(rootfs, slots=tuple(slots))
 
 
-async def _shorten(context: Context, layer: str) -> None:
-    """Every session that writes to a drive adds a layer to it; keep them few."""
+async def _fold_chain(context: Context, layer: str) -> None:
+    """Fold a drive's layers when there are many: every session that writes to it adds one."""
     try:
-        await context.storage.call(
-            "layer.compact", tip=layer, image=None, max_depth=context.settings.fold_depth
-        )
+        await context.storage.fold_layers(layer, image=None, max_depth=context.settings.fold_depth)
     except LayerError:
-        pass  # deleted meanwhile
+        pass  # the drive was deleted in between
+
+
+def written(context: Context, session: Session) -> list[str]:
+    """Return the layers that an ended session left on drives."""
+    found = []
+    for index, (_, how) in enumerate(sorted(session.mounts.items())):
+        drive = context.store.drives.find(session.project, how.drive)
+        if how.mode == "read-write" and drive is not None and drive.layer == _layer(session, index):
+            found.append(drive.layer)
+    return found
+
+
+def _layer(session: Session, index: int) -> str:
+    return f"lay_{session.id[4:]}d{index}"
 
 
 async def let_go(context: Context, session: Session) -> None:
-    """Forget what a session that never ran was to see; what it was to write, its end gives back by itself."""
+    """Release the snapshots that a failed session held; its end releases the drives it would have written."""
     if any(how.mode != "read-write" for how in session.mounts.values()):
-        await context.storage.call("layer.release-all", holder=session.id)
-        context.spawn(collect(context), "collect layers", finish=True)
+        await context.storage.release_holder(session.id)
+        collect_soon(context)
 
 
 async def detach(context: Context, session: Session) -> None:
-    """Make what an ended session wrote to its drives their content, and let go of them. Can be repeated."""
+    """Publish what an ended session wrote to its drives, and detach them. Can be repeated."""
     read = False
     for index, (_, how) in enumerate(sorted(session.mounts.items())):
         if how.mode != "read-write":
-            await context.storage.call("layer.discard-slot", session=session.id, slot=_slot(index))
+            await context.storage.discard_slot(session.id, _slot(index))
             read = True
             continue
         drive = context.store.drives.find(session.project, how.drive)
         if drive is None:
             continue
-        layer = f"lay_{session.id[4:]}d{index}"
+        layer = _layer(session, index)
         if drive.current_session != session.id or drive.layer == layer:
             continue
-        answer = await context.storage.call(
-            "layer.publish-slot",
-            session=session.id,
-            slot=_slot(index),
-            layer=layer,
-            parent=drive.layer,
+        published = await context.storage.publish_slot(
+            session.id,
+            _slot(index),
+            layer_id=layer,
+            parent_id=drive.layer,
             image=f"drive@{drive.id}",
             holder=drive.id,
         )
-        if answer["published"]:
+        if published:
             context.store.drives.commit(
                 session.project, drive.name, session.id, layer=layer, now_ms=context.now_ms()
             )
-            context.spawn(_shorten(context, layer), f"fold {layer}")
+            context.spawn(_fold_chain(context, layer), f"fold {layer}")
             if drive.layer is not None:
-                await context.storage.call("layer.release", layer=drive.layer, holder=drive.id)
+                await context.storage.release_layer(drive.layer, drive.id)
     if read:
         # By now the drive may have another layer than the one this session saw, or be gone.
-        await context.storage.call("layer.release-all", holder=session.id)
-        context.spawn(collect(context), "collect layers", finish=True)
+        await context.storage.release_holder(session.id)
+        collect_soon(context)

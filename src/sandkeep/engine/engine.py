@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+from sandkeep.engine import fetching
+from sandkeep.engine.adoption import Adopted, Adoption
 from sandkeep.engine.context import Context
 from sandkeep.engine.drives import Drives
 from sandkeep.engine.files import Files
+from sandkeep.engine.garbage import Garbage
+from sandkeep.engine.images import Images
 from sandkeep.engine.names import new_id
 from sandkeep.engine.processes import Processes
+from sandkeep.engine.repairs import Repairs
 from sandkeep.engine.sandboxes import Sandboxes
 from sandkeep.engine.sessions import Sessions
 from sandkeep.engine.settings import Settings
 from sandkeep.engine.snapshots import Snapshots
 from sandkeep.engine.upkeep import Upkeep
+from sandkeep.errors import NotFound, SandkeepError
+from sandkeep.host.driver import Driver
 from sandkeep.host.layers.btrfs import create_data_directory
 from sandkeep.host.native.driver import NativeDriver
 from sandkeep.host.storage import Storage
-from sandkeep.store import Store
+from sandkeep.linux import btrfs
+from sandkeep.store.identity import establish, open_store
 from sandkeep.store.rows import Project, SessionStatus
 
 
 def _silent(message: str, **facts: Any) -> None:
     del message, facts
+
+
+def _copies_on_write(directory: str) -> bool:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return btrfs.is_btrfs(fd)
+    finally:
+        os.close(fd)
+
+
+class Host(NamedTuple):
+    """What runs sessions, and what keeps their files."""
+
+    driver: Driver
+    storage: Storage
+
+
+def _native_host(data_dir: str, settings: Settings) -> Host:
+    driver = NativeDriver(data_dir, pool=settings.pool)
+    return Host(driver, Storage(driver))
 
 
 class Engine:
@@ -36,6 +65,7 @@ class Engine:
         self.storage = context.storage
         self.record = context.record
         self.network = context.network
+        self.activity = context.activity
         self.secrets = context.secrets
         self.sessions = Sessions(context)
         self.snapshots = Snapshots(context)
@@ -43,22 +73,51 @@ class Engine:
         self.files = Files(context, self.sessions)
         self.sandboxes = Sandboxes(context, self.sessions, self.snapshots)
         self.drives = Drives(context)
-        self.upkeep = Upkeep(context, self.sessions, self.snapshots)
+        self.images = Images(context)
+        self.repairs = Repairs(context, self.snapshots)
+        self.garbage = Garbage(context)
+        self.damage = context.damage
+        self.upkeep = Upkeep(context, self.sessions, self.snapshots, self.sandboxes)
+        self.adopted: list[Adopted] = []
+        """What was recovered when the data directory was opened, if that was asked for."""
 
     @classmethod
     async def open(
-        cls, data_dir: str, *, settings: Settings | None = None, log: Callable[..., None] = _silent
+        cls,
+        data_dir: str,
+        *,
+        settings: Settings | None = None,
+        log: Callable[..., None] = _silent,
+        adopt: bool = False,
+        host: Host | None = None,
     ) -> Engine:
-        """Open a data directory, find its sessions again, and start looking after them."""
+        """Open a data directory, find its sessions again, and start looking after them.
+
+        With ``adopt`` also one whose store does not know what is there: that becomes sandboxes. ``host`` is
+        what runs the sessions and keeps their files, by default the native driver.
+
+        Raises:
+            StoreMismatch: the store does not know the layers and sessions that are there.
+        """
         create_data_directory(data_dir)
         settings = settings or Settings()
-        driver = NativeDriver(data_dir, pool=settings.pool)
-        store = Store.open(os.path.join(data_dir, "store.db"), now_ms=Context.now_ms())
+        driver, storage = host or _native_host(data_dir, settings)
+        # On a disk that copies on write a mapped file of the store's can end this process when it is full.
+        alone = _copies_on_write(data_dir)
+        store = open_store(data_dir, now_ms=Context.now_ms(), adopt=adopt, alone=alone)
         try:
+            try:
+                establish(store, data_dir)
+            except (OSError, SandkeepError) as error:  # a full disk must not keep callers from making room
+                log("the store's identity could not be written", error=str(error))
             await driver.start()
-            storage = Storage(driver)
+            for warning in driver.warnings():
+                log(warning.what, level="warning", why=warning.why, hint=warning.hint)
             context = Context(store, driver, storage, settings, log, data_dir=data_dir)
             engine = cls(context)
+            context.policies.seal_plain()
+            if adopt:
+                engine.adopted = await Adoption(context, engine.sandboxes).run()
             await engine._reconcile()
             context.spawn(engine.network.run(), "network")
             context.spawn(engine.upkeep.run(), "upkeep")
@@ -69,12 +128,30 @@ class Engine:
         return engine
 
     async def close(self) -> None:
-        """Let go. Sessions go on; whoever opens the directory next finds them."""
+        """Close the engine. Sessions go on, and the next engine of the data directory finds them."""
         await self._context.close()
+        await self._context.alone("keep idle times", self.upkeep.keep_activity())
+        await self._context.alone("keep the store", self.upkeep.keep_store())
         await self.network.close()
         await self.storage.close()
         await self.driver.close()
         self.store.close()
+
+    @property
+    def preparing(self) -> str | None:
+        """What the server prepares now and starts of sandboxes wait for."""
+        return self._context.preparing
+
+    async def problems(self) -> list[str]:
+        """Return why no sandbox can be created here now, for the operator; empty when one can."""
+        found = [self.network.problem] if self.network.problem is not None else []
+        image = self.settings.default_image
+        if image != "host":
+            try:
+                await self.storage.get_image(image)
+            except NotFound:
+                found.append(f"default_image: there is no image named {image}")
+        return found
 
     def project(self, *, team: str, name: str) -> Project:
         """The project that a team calls ``name``, made when first used."""
@@ -85,40 +162,17 @@ class Engine:
         return self.store.projects.ensure(new_id("prj", now_ms=now), team=team, name=name, now_ms=now)
 
     async def _reconcile(self) -> None:
-        await self.storage.call("layer.recover")
+        """Match what is on disk with what the store knows. Whatever is damaged is left for `repair`."""
+        await self._context.alone("recover", self.storage.recover_layers())
+        await self._context.alone("mend", self.damage.mend())
         await self.sessions.reconcile()
+        await self.sandboxes.finish_removals()
         for session in self.store.sessions.active_on_host(self.driver.host):
             if session.status is SessionStatus.RUNNING:
-                await self.processes.reconcile(session)
-        await self._release_unknown_holders()
-        await self._remove_strays()
-
-    async def _release_unknown_holders(self) -> None:
-        """References of snapshots and drives that a crash kept from being written down."""
-        answer = await self.storage.call("layer.holders")
-        known = self.store.holders()
-        for layer, holders in answer["layers"].items():
-            for holder in holders:
-                if holder not in known:
-                    await self.storage.call("layer.release", layer=layer, holder=holder)
-        await self.storage.call("layer.collect")
-
-    async def _remove_strays(self) -> None:
-        """Session directories nobody has a record of: a create that a crash cut off, a destroyed sandbox."""
-        for ref in await self.driver.sessions():
-            session = self.store.sessions.find(ref.session)
-            if session is None or (session.sandbox is None and session.status in _ENDED):
-                if (await self.driver.state(ref))["status"] == "running":
-                    await self.driver.stop(ref, reason="no record of this session")
-                await self._context.remove_session(ref.session)
-        observed = os.path.join(self._context.data_dir, "observed")
-        names = os.listdir(observed) if os.path.isdir(observed) else []
-        await self._context.remove_observed([name for name in names if self._is_stray(name)])
-
-    def _is_stray(self, process: str) -> bool:
-        found = self.store.processes.find(process)
-        session = None if found is None else self.store.sessions.find(found.session)
-        return session is None or session.sandbox is None
-
-
-_ENDED = (SessionStatus.STOPPED, SessionStatus.FAILED, SessionStatus.ABORTED)
+                await self._context.alone(session.id, self.processes.reconcile(session))
+        await self._context.alone("release holders", self.garbage.release_holders())
+        await self._context.alone("remove sessions", self.garbage.remove_sessions())
+        await self._context.alone("remove output", self.garbage.remove_observed())
+        await self._context.alone("sweep sources", asyncio.to_thread(fetching.sweep, self._context.data_dir))
+        await self._context.alone("sweep images", self.storage.sweep_images())
+        await self._context.alone("look for damage", self.damage.look())

@@ -1,89 +1,185 @@
-"""Files of a running session: checked for its state here, done by its supervisor."""
+"""Files of a running session: the engine checks its state, its driver does the operation."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from sandkeep.engine.context import Context
 from sandkeep.engine.lifecycle import Operation
 from sandkeep.engine.sessions import Sessions
 from sandkeep.host.control import DIRECT_BYTES
-from sandkeep.host.driver import Download, SessionRef, Upload
+from sandkeep.host.driver import Acting, Download, Upload, WriteOptions
+from sandkeep.host.driver import Files as SessionFiles
+from sandkeep.host.reports import FileChange, FileLines, FileStat
 
-__all__ = ["DIRECT_BYTES", "Files"]
-
-_LOOKING: Final = {"stat", "list", "readlink"}
+__all__ = ["DIRECT_BYTES", "Acting", "FileStat", "Files", "WriteOptions"]
 
 
 class Files:
+    """Operations on a session's files. Those that change something are recorded as events."""
+
     def __init__(self, context: Context, sessions: Sessions) -> None:
         self._context = context
         self._sessions = sessions
 
-    async def _ref(self, project: str, session: str) -> SessionRef:
-        return self._context.ref(await self._sessions.require(project, session, Operation.FILES))
-
-    async def do(self, project: str, session: str, operation: str, **arguments: Any) -> dict[str, Any]:
-        """A small operation: stat, list, mkdir, rename, remove, symlink, readlink, chmod, chown, copy."""
-        ref = await self._ref(project, session)
-        answer = await self._context.driver.files(ref, operation, **arguments)
-        if operation not in _LOOKING:
-            self.changed(project, session, operation, arguments["path"])
-        return answer
+    async def _of(self, project: str, session: str) -> SessionFiles:
+        found = await self._sessions.require(project, session, Operation.FILES)
+        return self._context.driver.files(self._context.ref(found))
 
     def changed(self, project: str, session: str, operation: str, path: str, **data: Any) -> None:
-        """Record a change that somebody made from outside."""
+        """Record a change that was made from outside the session."""
         found = self._sessions.get(project, session)
         self._context.event("files.changed", found, operation=operation, path=path, **data)
 
+    # --- looking -----------------------------------------------------------------------------------------
+
+    async def stat(
+        self, project: str, session: str, path: str, acting: Acting, *, follow: bool = True
+    ) -> FileStat:
+        return await (await self._of(project, session)).stat(path, acting, follow=follow)
+
+    async def list(self, project: str, session: str, path: str, acting: Acting) -> Sequence[FileStat]:
+        return await (await self._of(project, session)).list(path, acting)
+
+    async def readlink(self, project: str, session: str, path: str, acting: Acting) -> str:
+        return await (await self._of(project, session)).readlink(path, acting)
+
+    async def realpath(
+        self, project: str, session: str, path: str, acting: Acting, *, strict: bool = False
+    ) -> str:
+        return await (await self._of(project, session)).realpath(path, acting, strict=strict)
+
     async def open_read(
-        self, project: str, session: str, path: str, *, direct: bool, **arguments: Any
+        self,
+        project: str,
+        session: str,
+        path: str,
+        acting: Acting,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        direct: bool,
     ) -> Download:
-        """A file, open; ``direct`` if it may be sent to a socket. Others: cwd, offset, length, user, root."""
-        ref = await self._ref(project, session)
-        return await self._context.driver.open_read(ref, path, direct=direct, **arguments)
+        """Open a file to read it; ``direct`` if it may be sent to a socket."""
+        files = await self._of(project, session)
+        return await files.open_read(path, acting, offset=offset, length=length, direct=direct)
 
-    async def open_write(self, project: str, session: str, path: str, **arguments: Any) -> Upload | None:
-        """As ``write``, for content that is on a socket; ``None`` where that is not possible.
+    async def lines(
+        self,
+        project: str,
+        session: str,
+        path: str,
+        acting: Acting,
+        *,
+        start: int,
+        limit: int,
+        max_bytes: int,
+    ) -> FileLines:
+        files = await self._of(project, session)
+        return await files.lines(path, acting, start=start, limit=limit, max_bytes=max_bytes)
 
-        Whoever brings the content says so with ``changed`` when it is there.
-        """
-        ref = await self._ref(project, session)
-        return await self._context.driver.open_write(ref, path, **arguments)
+    async def archive(
+        self, project: str, session: str, paths: Sequence[str], acting: Acting, *, ignore: Sequence[str] = ()
+    ) -> AsyncIterator[bytes]:
+        """Yield a tar archive of files and trees."""
+        files = await self._of(project, session)
+        async for piece in files.archive(paths, acting, ignore=ignore):
+            yield piece
+
+    async def watch(
+        self, project: str, session: str, path: str, acting: Acting, *, recursive: bool = True
+    ) -> AsyncIterator[Sequence[FileChange]]:
+        """Yield changes below a directory, in batches; the first, empty batch says that watching began."""
+        files = await self._of(project, session)
+        async for changes in files.watch(path, acting, recursive=recursive):
+            yield changes
+
+    # --- changing ----------------------------------------------------------------------------------------
+
+    async def mkdir(
+        self,
+        project: str,
+        session: str,
+        path: str,
+        acting: Acting,
+        *,
+        mode: int = 0o755,
+        parents: bool = False,
+    ) -> None:
+        await (await self._of(project, session)).mkdir(path, acting, mode=mode, parents=parents)
+        self.changed(project, session, "mkdir", path)
+
+    async def rename(
+        self, project: str, session: str, path: str, target: str, acting: Acting, *, replace: bool = True
+    ) -> None:
+        await (await self._of(project, session)).rename(path, target, acting, replace=replace)
+        self.changed(project, session, "rename", path)
+
+    async def remove(
+        self,
+        project: str,
+        session: str,
+        path: str,
+        acting: Acting,
+        *,
+        recursive: bool = False,
+        missing_ok: bool = False,
+    ) -> None:
+        files = await self._of(project, session)
+        await files.remove(path, acting, recursive=recursive, missing_ok=missing_ok)
+        self.changed(project, session, "remove", path)
+
+    async def symlink(self, project: str, session: str, path: str, target: str, acting: Acting) -> None:
+        await (await self._of(project, session)).symlink(path, target, acting)
+        self.changed(project, session, "symlink", path)
+
+    async def chmod(self, project: str, session: str, path: str, mode: int, acting: Acting) -> None:
+        await (await self._of(project, session)).chmod(path, mode, acting)
+        self.changed(project, session, "chmod", path)
+
+    async def copy(
+        self, project: str, session: str, path: str, target: str, acting: Acting, *, parents: bool = False
+    ) -> int:
+        """Copy a file; return its size."""
+        copied = await (await self._of(project, session)).copy(path, target, acting, parents=parents)
+        self.changed(project, session, "copy", path)
+        return copied
 
     async def write(
-        self, project: str, session: str, path: str, data: AsyncIterable[bytes], **arguments: Any
+        self,
+        project: str,
+        session: str,
+        path: str,
+        data: AsyncIterable[bytes],
+        acting: Acting,
+        options: WriteOptions,
     ) -> int:
-        """Replace a file with what ``data`` yields, all of it or nothing. Returns the number of bytes."""
-        ref = await self._ref(project, session)
-        answer = await self._context.driver.files(ref, "write", data=data, path=path, **arguments)
-        written = int(answer["bytes_written"])
+        """Replace a file by what ``data`` yields, all of it or nothing; return the number of bytes."""
+        written = await (await self._of(project, session)).write(path, data, acting, options)
         self.changed(project, session, "write", path, bytes=written)
         return written
 
+    async def open_write(
+        self, project: str, session: str, path: str, acting: Acting, options: WriteOptions
+    ) -> Upload | None:
+        """As ``write``, for content that is on a socket; ``None`` where that is not possible.
+
+        The caller reports it with ``changed`` once the content is there.
+        """
+        return await (await self._of(project, session)).open_write(path, acting, options)
+
     async def extract(
-        self, project: str, session: str, data: AsyncIterable[bytes], *, cwd: str, **options: Any
-    ) -> dict[str, Any]:
-        """Unpack a tar archive, plain or gzip, below ``cwd``; files belong to the acting user."""
-        ref = await self._ref(project, session)
-        answer = await self._context.driver.files(ref, "extract", data=data, path=cwd, **options)
-        self.changed(project, session, "extract", cwd, entries=answer["entries"])
-        return answer
-
-    async def watch(
-        self, project: str, session: str, path: str, **options: Any
-    ) -> AsyncIterator[list[dict[str, Any]]]:
-        """Changes below a directory, in batches; the first, empty one says that watching has begun."""
-        ref = await self._ref(project, session)
-        async for changes in self._context.driver.watch(ref, path, **options):
-            yield changes
-
-    async def archive(
-        self, project: str, session: str, paths: Sequence[str], *, cwd: str | None = None, **options: Any
-    ) -> AsyncIterator[bytes]:
-        """A tar stream of files and trees."""
-        ref = await self._ref(project, session)
-        reading = self._context.driver.archive(ref, list(paths), cwd=cwd, **options)
-        async for piece in reading:
-            yield piece
+        self,
+        project: str,
+        session: str,
+        data: AsyncIterable[bytes],
+        *,
+        cwd: str,
+        acting: Acting | None = None,
+    ) -> int:
+        """Unpack a tar archive, plain or gzip, below ``cwd``, as the acting user; return how many entries."""
+        files = await self._of(project, session)
+        entries = await files.extract(cwd, data, acting or Acting())
+        self.changed(project, session, "extract", cwd, entries=entries)
+        return entries

@@ -1,6 +1,6 @@
 """The installation's own secret, and keys derived from it for one purpose each.
 
-A file in the data directory that only its owner can read, made when first needed. Whoever has the data
+A file in the data directory that only its owner can read, made when first needed. Who has the data
 directory has it; a copy of the database alone does not.
 """
 
@@ -43,8 +43,11 @@ def _master(data_dir: str) -> bytes:
 
 
 def write_private(path: str, content: bytes) -> None:
-    """A file for the owner's eyes, complete or not there; one that exists stays."""
-    draft = f"{path}.{os.getpid()}"
+    """A file for the owner's eyes, complete or not there; one that exists stays.
+
+    It survives a loss of power from here on: what is sealed or signed with it may.
+    """
+    draft = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as handle:
@@ -54,6 +57,16 @@ def write_private(path: str, content: bytes) -> None:
         try:
             os.link(draft, path)
         except FileExistsError:
-            pass  # somebody was quicker: theirs counts
+            pass  # another process made it first: that one counts
     finally:
         os.unlink(draft)
+    sync_directory(os.path.dirname(path))
+
+
+def sync_directory(path: str) -> None:
+    """Return when the names in a directory survive a loss of power."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

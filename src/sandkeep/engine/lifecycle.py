@@ -1,9 +1,20 @@
-"""Which states a session goes through, and what each operation may do in each. Tables, and no I/O.
+"""The states of a session, and the gate: what each operation may do in each state. Tables, and no I/O.
 
-Two rules hold: a session never leaves a terminal state, and a sandbox has at most one session in an active
-one. `MOVES` says what happens to a session, `ANSWERS` what happens to a caller. Every status change the
-engine makes is `next_state` of the one before; every operation asks `require` first, holding the sandbox's
-lock.
+A session never leaves a terminal state, and a sandbox has at most one session in an active one. `MOVES` says
+what happens to a session, `VERDICTS` what happens to a caller. Every status change the engine makes is
+`next_state` of the one before.
+
+Every operation whose outcome depends on the state asks the gate, `require`, before it does anything:
+
+- Operations that change a session, or what the sandbox's next session starts from (extend, set policy,
+  snapshot, stop, resume, destroy, fork, roll back, update), ask while they hold the sandbox's lock, through
+  `Sessions.ask_locked`. Some ask before they take the lock too, so that a refusal does not wait for it.
+- Operations that run in a session (processes, files, the copy of a checkpoint) can last as long as the
+  session, so they cannot hold the lock. They ask once when they begin, through `Sessions.require`. The
+  supervisor is the second barrier: it refuses requests for any session and generation but its own, and all
+  requests from the moment the session ends.
+
+Reading (state, process records, logs, usage) is possible in every state and has no row.
 """
 
 from __future__ import annotations
@@ -18,14 +29,13 @@ from sandkeep.store.rows import SessionStatus as State
 
 __all__ = [
     "ACTIVE",
-    "ANSWERS",
     "MOVES",
     "TERMINAL",
-    "Answer",
+    "VERDICTS",
     "Cause",
     "Operation",
     "State",
-    "answer",
+    "Verdict",
     "draw",
     "next_state",
     "require",
@@ -37,15 +47,15 @@ class Cause(StrEnum):
     """What moves a session from one state to another."""
 
     BOOTED = "booted"
-    """Its init answers."""
+    """Its init has answered, and its source is in place."""
     BOOT_FAILED = "boot failed"
     """It never ran: the image, the snapshot or the host refused."""
     STOP = "stop"
-    """Somebody asked, the deadline passed, it idled too long, or the sandbox is being destroyed."""
+    """A caller stopped it, its deadline passed, it was idle too long, or its sandbox is being destroyed."""
     SNAPSHOT = "snapshot"
-    """Its filesystem is being kept: asked for by hand, or on the way from stopping when persistent."""
+    """The engine keeps its files: a caller asked for a snapshot, or its sandbox is persistent."""
     ENDED = "ended"
-    """Every process is gone and what had to be kept is kept, or recorded as failed."""
+    """Every process has ended, and the files to keep are kept."""
     LOST = "lost"
     """Its supervisor or host died."""
 
@@ -69,7 +79,11 @@ MOVES: Mapping[tuple[State, Cause], State] = MappingProxyType(
 
 
 def next_state(state: State, cause: Cause) -> State:
-    """Where ``cause`` takes a session in ``state``. Raises `WrongState` when the table does not say."""
+    """Return the state that ``cause`` moves a session in ``state`` to.
+
+    Raises:
+        WrongState: `MOVES` has no such move.
+    """
     try:
         return MOVES[state, cause]
     except KeyError:
@@ -77,40 +91,39 @@ def next_state(state: State, cause: Cause) -> State:
 
 
 def sources(cause: Cause) -> frozenset[State]:
-    """The states ``cause`` can move a session from."""
+    """Return the states that ``cause`` can move a session from."""
     return frozenset(state for state, known in MOVES if known is cause)
 
 
 class Operation(StrEnum):
-    """What callers ask for, as far as the session's state matters to the answer."""
+    """The operations whose outcome depends on the session's state."""
 
     RUN = "run"
     SIGNAL = "signal"
     STDIN = "stdin"
     TERMINAL = "terminal"
     FILES = "files"
+    CHECKPOINT = "checkpoint"
     EXTEND = "extend"
     SET_POLICY = "set policy"
     SNAPSHOT = "snapshot"
-    CHECKPOINT = "checkpoint"
     STOP = "stop"
-    RESUME = "resume"
     DESTROY = "destroy"
+    RESUME = "resume"
     FORK = "fork"
     ROLL_BACK = "roll back"
     UPDATE = "update"
-    READ = "read"
-    """State, process records, and logs: all of it outlives the session."""
 
 
-class Answer(StrEnum):
-    """What the engine does with an operation."""
+class Verdict(StrEnum):
+    """The gate's decision about an operation in a state."""
 
     PROCEED = "proceed"
     WAIT = "wait"
-    """Until the session is in another state, then ask again."""
+    """Take the sandbox's lock and ask again. A session that is still in this state then was left there by a
+    crash or by a failure: the caller first brings it to its end."""
     DONE = "done"
-    """Nothing to do: answer with how things are."""
+    """The session needs nothing done to it."""
     STOPPING = "refuse: stopping"
     SNAPSHOTTING = "refuse: snapshotting"
     STOPPED = "refuse: stopped"
@@ -118,12 +131,12 @@ class Answer(StrEnum):
 
 def _row(
     *,
-    pending: Answer,
-    running: Answer = Answer.PROCEED,
-    stopping: Answer,
-    snapshotting: Answer,
-    ended: Answer,
-) -> dict[State, Answer]:
+    pending: Verdict,
+    running: Verdict = Verdict.PROCEED,
+    stopping: Verdict,
+    snapshotting: Verdict,
+    ended: Verdict,
+) -> dict[State, Verdict]:
     return {
         State.PENDING: pending,
         State.RUNNING: running,
@@ -134,71 +147,71 @@ def _row(
 
 
 _NEEDS_RUNNING = _row(
-    pending=Answer.WAIT,
-    stopping=Answer.STOPPING,
-    snapshotting=Answer.SNAPSHOTTING,
-    ended=Answer.STOPPED,
+    pending=Verdict.WAIT,
+    stopping=Verdict.STOPPING,
+    snapshotting=Verdict.SNAPSHOTTING,
+    ended=Verdict.STOPPED,
 )
-# A snapshot on its way becomes the current one, so whoever reads or replaces that has to see it first.
+# These go on from where an interrupted end stopped, so no active state makes them wait.
+_ENDS_SESSION = _row(
+    pending=Verdict.PROCEED,
+    stopping=Verdict.PROCEED,
+    snapshotting=Verdict.PROCEED,
+    ended=Verdict.DONE,
+)
+# The snapshot of a session that ends becomes the current one, which these operations read or replace.
 _CURRENT_SNAPSHOT = _row(
-    pending=Answer.PROCEED, stopping=Answer.WAIT, snapshotting=Answer.WAIT, ended=Answer.PROCEED
+    pending=Verdict.PROCEED, stopping=Verdict.WAIT, snapshotting=Verdict.WAIT, ended=Verdict.PROCEED
 )
-_ALWAYS = dict.fromkeys(State, Answer.PROCEED)
 
-ANSWERS: Mapping[Operation, Mapping[State, Answer]] = MappingProxyType(
+VERDICTS: Mapping[Operation, Mapping[State, Verdict]] = MappingProxyType(
     {
         Operation.RUN: _NEEDS_RUNNING,
         Operation.SIGNAL: _NEEDS_RUNNING,
         Operation.STDIN: _NEEDS_RUNNING,
         Operation.TERMINAL: _NEEDS_RUNNING,
         Operation.FILES: _NEEDS_RUNNING,
+        Operation.CHECKPOINT: _NEEDS_RUNNING,
         Operation.EXTEND: _NEEDS_RUNNING,
         Operation.SET_POLICY: _NEEDS_RUNNING,
         Operation.SNAPSHOT: _NEEDS_RUNNING,
-        Operation.CHECKPOINT: _NEEDS_RUNNING,
-        Operation.STOP: _row(
-            pending=Answer.WAIT, stopping=Answer.WAIT, snapshotting=Answer.WAIT, ended=Answer.DONE
-        ),
+        Operation.STOP: _ENDS_SESSION,
+        Operation.DESTROY: _ENDS_SESSION,
         Operation.RESUME: _row(
-            pending=Answer.WAIT,
-            running=Answer.DONE,
-            stopping=Answer.WAIT,
-            snapshotting=Answer.WAIT,
-            ended=Answer.PROCEED,
-        ),
-        # A boot that hangs must not make a sandbox undeletable, so this one does not wait for it.
-        Operation.DESTROY: _row(
-            pending=Answer.PROCEED, stopping=Answer.WAIT, snapshotting=Answer.WAIT, ended=Answer.PROCEED
+            pending=Verdict.WAIT,
+            running=Verdict.DONE,
+            stopping=Verdict.WAIT,
+            snapshotting=Verdict.WAIT,
+            ended=Verdict.PROCEED,
         ),
         Operation.FORK: _CURRENT_SNAPSHOT,
         Operation.ROLL_BACK: _CURRENT_SNAPSHOT,
-        Operation.UPDATE: _ALWAYS,
-        Operation.READ: _ALWAYS,
+        Operation.UPDATE: dict.fromkeys(State, Verdict.PROCEED),
     }
 )
 
-_REFUSALS: Mapping[Answer, type[WrongState]] = {
-    Answer.STOPPING: SessionStopping,
-    Answer.SNAPSHOTTING: SessionSnapshotting,
-    Answer.STOPPED: SessionStopped,
+_REFUSALS: Mapping[Verdict, type[WrongState]] = {
+    Verdict.STOPPING: SessionStopping,
+    Verdict.SNAPSHOTTING: SessionSnapshotting,
+    Verdict.STOPPED: SessionStopped,
 }
 
 
-def answer(operation: Operation, state: State) -> Answer:
-    return ANSWERS[operation][state]
+def require(operation: Operation, state: State, *, session_id: str) -> Verdict:
+    """Return ``PROCEED``, ``WAIT`` or ``DONE``.
 
-
-def require(operation: Operation, state: State, *, session: str) -> Answer:
-    """``PROCEED``, ``WAIT`` or ``DONE``; a refusal is raised as the error the caller is to see."""
-    found = answer(operation, state)
-    refusal = _REFUSALS.get(found)
+    Raises:
+        WrongState: the operation is refused in this state; of the class that the caller is to see.
+    """
+    verdict = VERDICTS[operation][state]
+    refusal = _REFUSALS.get(verdict)
     if refusal is not None:
-        raise refusal(f"session {session} is {state}", session=session, status=state)
-    return found
+        raise refusal(f"session {session_id} is {state}", session=session_id, status=state)
+    return verdict
 
 
 def draw() -> str:
-    """`MOVES` as a Mermaid state diagram, for the documentation."""
+    """Return `MOVES` as a Mermaid state diagram, for the documentation."""
     lines = ["stateDiagram-v2", f"    [*] --> {State.PENDING}"]
     lines += [f"    {state} --> {target}: {cause}" for (state, cause), target in MOVES.items()]
     lines += [f"    {state} --> [*]" for state in State if state in TERMINAL]

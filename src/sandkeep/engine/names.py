@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from collections.abc import Callable
@@ -51,9 +52,35 @@ def new_name(*, pick: Pick = secrets.randbelow) -> str:
 
 
 def new_id(kind: IdKind, *, now_ms: int, pick: Pick = secrets.randbelow) -> str:
-    """An id that sorts by its time, to the millisecond, and has 83 random bits nobody can guess."""
+    """An id that sorts by its time, to the millisecond, and has 83 random bits that cannot be guessed."""
     random = pick(len(_DIGITS) ** _RANDOM_DIGITS)
     return f"{kind}_{_digits(now_ms, _TIME_DIGITS)}{_digits(random, _RANDOM_DIGITS)}"
+
+
+def keyed_id(kind: IdKind, *key: str) -> str:
+    """The id of what was asked for under a key: the same each time, and different for every other key."""
+    return f"{kind}_{_digits(_number(*key), _TIME_DIGITS + _RANDOM_DIGITS)}"
+
+
+def keyed_name(*key: str) -> str:
+    """The same for a name."""
+    number = _number("name", *key)
+
+    def pick(below: int) -> int:
+        nonlocal number
+        number, chosen = divmod(number, below)
+        return chosen
+
+    return new_name(pick=pick)
+
+
+def _number(*key: str) -> int:
+    return int.from_bytes(hashlib.sha256("\0".join(key).encode()).digest(), "big")
+
+
+def snapshot_id_of(session: str) -> str:
+    """The id of the snapshot that the end of a session makes."""
+    return f"snap_{session[4:]}"
 
 
 def _digits(number: int, width: int) -> str:

@@ -1,40 +1,65 @@
 """Processes of sessions: started in a sandbox, or run elsewhere and observed.
 
 The supervisor's record and log on disk are the truth about a process; the store's row is its index, so that
-lists are quick and records outlive the session's directory. A row is finished by whoever sees the end first.
+lists are quick and records outlive the session's directory. The first task that sees the end finishes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import posixpath
 import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from sandkeep.engine.context import Context
-from sandkeep.engine.lifecycle import Operation
-from sandkeep.engine.names import new_id
+from sandkeep.engine.lifecycle import TERMINAL, Operation
+from sandkeep.engine.names import keyed_id, new_id
 from sandkeep.engine.sessions import Sessions
-from sandkeep.errors import InvalidRequest, NotFound, StdinUnavailable
-from sandkeep.host.driver import ProcessSpec, SessionRef
+from sandkeep.errors import (
+    ExecutableNotFound,
+    ExecutableRefused,
+    InvalidRequest,
+    NotFound,
+    ProcessError,
+    StdinUnavailable,
+)
+from sandkeep.host.driver import ProcessHandle, ProcessSpec, SessionRef
+from sandkeep.host.reports import ProcessRecord
+from sandkeep.process_options import ProcessOptions
+from sandkeep.shared.outputlog import STDERR, STDOUT, Item, OutputReader, OutputWriter
+from sandkeep.shared.processrecord import KILLED_BY_REQUEST
 from sandkeep.store.rows import Process, ProcessKind, ProcessStatus, Session
-from sandkeep.supervisor.outputlog import STDERR, STDOUT, Item, OutputReader, OutputWriter
 
 _LONGEST_COMMAND: Final = 1000
 """Characters of a command line in an event; its record has all of it."""
 
+_NEVER_RAN: Final[dict[int, type[ProcessError]]] = {127: ExecutableNotFound, 126: ExecutableRefused}
+"""Exit codes, as shells have them, of programs that could not be run."""
 
 _OPEN_LOGS: Final = 64
 """Of observed processes, at once."""
 _LOOK_SECONDS: Final = 5.0
+_STARTING_SECONDS: Final = 0.02
+_STARTING_LOOKS: Final = 500
+"""How often to look for a process that another request is starting."""
+
+
+class _Started(NamedTuple):
+    record: ProcessRecord
+    handle: ProcessHandle | None
+    """``None`` for a process that an earlier server started."""
 
 
 class _Running(NamedTuple):
-    """A process of ours that has not ended: where, and who waits for its end on behalf of everybody."""
+    """A process that has not ended."""
 
     ref: SessionRef
+    handle: ProcessHandle | None
     end: asyncio.Task[Process]
+    """Waits for its end, for every caller."""
 
 
 class Processes:
@@ -44,7 +69,7 @@ class Processes:
         self._store = context.store
         self._observed: dict[str, OutputWriter] = {}
         self._news: dict[str, asyncio.Event] = {}
-        """Of observed processes whose output somebody follows."""
+        """Of observed processes whose output a caller follows: set when there is more."""
         self._running: dict[tuple[str, str, str], _Running] = {}
         """By project, session and process. What is in here need not be looked up in the store."""
 
@@ -54,33 +79,51 @@ class Processes:
         self,
         project: str,
         session: str,
+        options: ProcessOptions,
         *,
-        command: str,
-        args: Sequence[str] = (),
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        sudo: bool = False,
-        user: str | None = None,
-        stdin: bool = False,
-        timeout_ms: int | None = None,
-        pty: tuple[int, int] | None = None,
         kind: ProcessKind = ProcessKind.RUN,
+        key: str | None = None,
     ) -> Process:
-        """Start a process; returns once it runs. A missing executable is an error, not an exit code."""
-        found = await self._sessions.require(project, session, Operation.RUN)
-        name = new_id("cmd", now_ms=self._context.now_ms())
+        """Start a process; returns once it runs. A missing executable is an error, not an exit code.
+
+        Of any number of calls with the same ``key`` one starts it, also across a restart, and the others get
+        that process.
+        """
+        name = keyed_id("cmd", session, key) if key else new_id("cmd", now_ms=self._context.now_ms())
         spec = ProcessSpec(
             process=name,
-            argv=(command, *args),
-            cwd=cwd,
-            env={**self._context.network.environment(found), **(env or {})},
-            user=user,
-            root=sudo,
-            stdin=stdin,
-            pty=pty,
-            kill_after_ms=timeout_ms,
+            argv=(options.command, *options.args),
+            cwd=options.cwd,
+            env=options.env,
+            user=options.user,
+            root=options.root,
+            stdin=options.stdin,
+            stderr=options.stderr,
+            pty=options.pty,
+            kill_after_ms=options.kill_after_ms,
+            grace_ms=options.grace_ms,
         )
-        record = await self._context.driver.start_process(self._context.ref(found), spec)
+        if key is None:
+            return await self._start(project, session, spec, kind)
+        async with self._context.lock(session, name):
+            known = self._store.processes.find(name)
+            if known is not None and (known.project, known.session) == (project, session):
+                if _never_ran(known):
+                    raise _NEVER_RAN[known.exit_code or 0](
+                        known.reason or "", command=known.name, process=known.id
+                    )
+                return known
+            return await self._start(project, session, spec, kind)
+
+    async def _start(self, project: str, session: str, spec: ProcessSpec, kind: ProcessKind) -> Process:
+        found = await self._sessions.require(project, session, Operation.RUN)
+        spec = replace(spec, env={**self._context.network.environment(found), **spec.env})
+        name, (command, *args) = spec.process, spec.argv
+        try:
+            record, handle = await self._start_once(self._context.ref(found), spec)
+        except (ExecutableNotFound, ExecutableRefused) as error:
+            self._record_failure(found, spec, kind, error)
+            raise
         process = Process(
             id=name,
             session=session,
@@ -88,9 +131,9 @@ class Processes:
             kind=kind,
             name=command,
             args=tuple(args),
-            cwd=_plain_directory(record["cwd"]),
-            username=record["user"] if sudo or user else None,
-            started_ms=record["started_ms"],
+            cwd=_plain_directory(record.cwd),
+            username=record.user if spec.root or spec.user else None,
+            started_ms=record.started_ms,
         )
         with self._store.transaction():
             self._store.processes.add(process)
@@ -99,45 +142,99 @@ class Processes:
                 found,
                 process=name,
                 command=shlex.join((command, *args))[:_LONGEST_COMMAND],
-                user=record["user"],
+                user=record.user,
             )
-        self._follow(found, process)
+        self._follow(found, process, handle)
         return process
 
-    def _follow(self, session: Session, process: Process) -> None:
+    def _record_failure(
+        self, session: Session, spec: ProcessSpec, kind: ProcessKind, error: ProcessError
+    ) -> None:
+        """Write down a program that could not be run; its exit code is the one a shell would have."""
+        now = self._context.now_ms()
+        command, *args = spec.argv
+        process = Process(
+            id=spec.process,
+            session=session.id,
+            project=session.project,
+            kind=kind,
+            name=command,
+            args=tuple(args),
+            cwd=_plain_directory(posixpath.join(session.cwd, spec.cwd or "")),
+            username=None if spec.user is None else str(spec.user),
+            started_ms=now,
+        )
+        code = next(code for code, failure in _NEVER_RAN.items() if isinstance(error, failure))
+        with self._store.transaction():
+            self._store.processes.add(process)
+            self._store.processes.finish(
+                process, ProcessStatus.FAILED, exit_code=code, now_ms=now, reason=error.message
+            )
+            shown = shlex.join(spec.argv)[:_LONGEST_COMMAND]
+            self._context.event(
+                "process.failed", session, process=process.id, command=shown, reason=error.message
+            )
+        error.details["process"] = process.id
+
+    async def _start_once(self, ref: SessionRef, spec: ProcessSpec) -> _Started:
+        """Start a process, or find it: a server may have started it and died before it wrote the row."""
+        looks = 0
+        while True:
+            try:
+                handle = await self._context.driver.start_process(ref, spec)
+                return _Started(handle.record, handle)
+            except InvalidRequest as error:
+                if error.details.get("field") != "process" or looks == _STARTING_LOOKS:
+                    raise
+            looks += 1
+            try:
+                return _Started(await self._context.driver.process(ref, spec.process), None)
+            except NotFound:
+                await asyncio.sleep(_STARTING_SECONDS)  # it is being started, or that has just failed
+
+    def _follow(self, session: Session, process: Process, handle: ProcessHandle | None = None) -> None:
         key, ref = (process.project, process.session, process.id), self._context.ref(session)
-        task = self._context.spawn(self._see_end(ref, process), f"follow {process.id}")
-        self._running[key] = _Running(ref, task)
+        task = self._context.spawn(self._see_end(ref, process, handle), f"follow {process.id}")
+        self._running[key] = _Running(ref, handle, task)
         task.add_done_callback(lambda _: self._running.pop(key, None))
 
-    async def _see_end(self, ref: SessionRef, process: Process) -> Process:
-        record = await self._context.driver.wait_process(ref, process.id)
+    async def _see_end(self, ref: SessionRef, process: Process, handle: ProcessHandle | None) -> Process:
+        driver = self._context.driver
+        record = await (driver.wait_process(ref, process.id) if handle is None else handle.wait())
         return self._record_end(process, record)
 
-    def _record_end(self, process: Process, record: Mapping[str, object]) -> Process:
-        finished = record["finished_ms"]
-        return self._store.processes.finish(
-            process,
-            ProcessStatus(str(record["status"])),
-            exit_code=record["exit_code"],  # type: ignore[arg-type]
-            now_ms=finished if isinstance(finished, int) else self._context.now_ms(),
-            reason=record["reason"],  # type: ignore[arg-type]
-        )
+    def _record_end(self, process: Process, record: ProcessRecord) -> Process:
+        status, reason = ProcessStatus(record.status), record.reason
+        with self._store.transaction():
+            running = self._store.processes.find(process.id)
+            # A kill that a caller asked for is on record already.
+            unasked = status is ProcessStatus.KILLED and reason is not None and reason != KILLED_BY_REQUEST
+            if unasked and running is not None and running.status is ProcessStatus.RUNNING:
+                session = self._store.sessions.find(process.session)
+                self._context.event("process.killed", session, process=process.id, reason=reason)
+            return self._store.processes.finish(
+                process,
+                status,
+                exit_code=record.exit_code,
+                now_ms=self._context.now_ms() if record.finished_ms is None else record.finished_ms,
+                duration_ms=None if record.finished_ms is None else record.duration_ms,
+                reason=reason,
+            )
 
     async def reconcile(self, session: Session) -> None:
         """After a restart: learn of processes whose start was not written down, and wait again for all."""
         for record in await self._context.driver.processes(self._context.ref(session)):
-            if record["id"].startswith("cmd_") and self._store.processes.find(record["id"]) is None:
+            if record.id.startswith("cmd_") and self._store.processes.find(record.id) is None:
                 self._store.processes.add(
                     Process(
-                        id=record["id"],
+                        id=record.id,
                         session=session.id,
                         project=session.project,
-                        kind=ProcessKind.INTERACTIVE if record["pty"] else ProcessKind.RUN,
-                        name=record["argv"][0],
-                        args=tuple(record["argv"][1:]),
-                        cwd=_plain_directory(record["cwd"]),
-                        started_ms=record["started_ms"],
+                        kind=ProcessKind.INTERACTIVE if record.pty else ProcessKind.RUN,
+                        name=record.argv[0],
+                        args=record.argv[1:],
+                        cwd=_plain_directory(record.cwd),
+                        started_ms=record.started_ms,
                     )
                 )
         for process in self._store.processes.running(session.project, session.id):
@@ -181,19 +278,40 @@ class Processes:
                             yield item
                     if not follow or reader.ended or not await self._more(project, session, process):
                         return
-        ref = running.ref if running is not None else self._context.ref(self._sessions.get(project, session))
-        async for item in self._context.driver.output(ref, process, offset=offset, follow=follow):
+        if running is None and _never_ran(self.get(project, session, process)):
+            return  # it had no chance to print anything
+        if running is not None and running.handle is not None:
+            printed = running.handle.output(offset=offset, follow=follow)
+        else:
+            ref = running.ref if running else self._context.ref(self._sessions.get(project, session))
+            printed = self._context.driver.output(ref, process, offset=offset, follow=follow)
+        async for item in printed:
             yield item
+
+    def require_output(self, project: str, session: str, process: str) -> None:
+        """Raise `NotFound` where nothing is left to be read: before an answer has begun."""
+        found = self.get(project, session, process)
+        if found.kind is ProcessKind.OBSERVED or _never_ran(found):
+            return
+        ref = self._context.ref(self._sessions.get(project, session))
+        if not self._context.driver.has_output(ref, process):
+            raise NotFound(f"the output of {process} is gone", kind="process", name=process)
 
     # --- acting ------------------------------------------------------------------------------------------
 
-    async def signal(self, project: str, session: str, process: str, number: int) -> Process:
-        """Signal the process's group. One that has ended is returned as it is."""
-        found = self.get(project, session, process)
-        if found.status is ProcessStatus.RUNNING:
+    async def signal(
+        self, project: str, session: str, process: str, number: int, *, grace_ms: int | None = None
+    ) -> Process:
+        """Signal the process's group. One that has ended is returned as it is, while its session runs.
+
+        ``grace_ms``: so much later SIGKILL follows, for the process and every descendant that is left.
+        """
+        running = self.get(project, session, process).status is ProcessStatus.RUNNING
+        if running or self._sessions.get(project, session).status in TERMINAL:
             owner = await self._sessions.require(project, session, Operation.SIGNAL)
-            await self._context.driver.signal(self._context.ref(owner), number, process)
-            self._context.event("process.signalled", owner, process=process, signal=number)
+            await self._context.driver.signal(self._context.ref(owner), number, process, grace_ms=grace_ms)
+            grace = {} if grace_ms is None else {"grace_ms": grace_ms}
+            self._context.event("process.signalled", owner, process=process, signal=number, **grace)
         return self.get(project, session, process)
 
     async def write_stdin(
@@ -251,7 +369,7 @@ class Processes:
     def observe(
         self, project: str, session: str, *, command: str, args: Sequence[str] = (), cwd: str = "/"
     ) -> Process:
-        """Begin the record of a process that runs elsewhere; its output is appended by whoever sees it."""
+        """Begin the record of a process that runs elsewhere; the caller appends its output."""
         owner = self._sessions.get(project, session)
         now = self._context.now_ms()
         process = Process(
@@ -319,6 +437,12 @@ class Processes:
         while len(self._observed) > _OPEN_LOGS:
             self._observed.pop(next(iter(self._observed))).close()
         return writer
+
+
+def _never_ran(process: Process) -> bool:
+    """Whether it is the record of a program that could not be run."""
+    failed = process.status is ProcessStatus.FAILED and process.exit_code in _NEVER_RAN
+    return failed and process.kind is not ProcessKind.OBSERVED
 
 
 def _plain_directory(path: str) -> str:

@@ -1,11 +1,11 @@
-"""Which snapshots to keep, for how long, and which layers nobody needs any more. Pure functions over facts.
+"""Which snapshots to keep, and for how long. Pure functions over facts.
 
 A snapshot expires at a time of its own, set when it is made (`first_expiry`). Keep-last rules of its
 sandbox then apply to the newest ones (`plan`). Neither ever deletes a pinned snapshot, and one that loss of
 power could still take (not synced) never pushes out one that it could not.
 
-Deleting a snapshot frees its row only: its layer stays for as long as any chain goes through it
-(`unneeded_layers`), so parents play no part in choosing.
+Deleting a snapshot frees its row only: its layer stays for as long as any chain goes through it (the marks of
+``host.layers`` know), so parents play no part in choosing.
 """
 
 from __future__ import annotations
@@ -74,17 +74,6 @@ def plan(snapshots: Iterable[Candidate], *, keep_last: KeepLast | None, default_
         if expires != snapshot.expires_ms:
             expire[snapshot.id] = expires
     return Plan(expire, frozenset(delete))
-
-
-def unneeded_layers(parents: Mapping[str, str | None], needed: Iterable[str]) -> set[str]:
-    """Layers in no chain from a needed one; ``parents`` maps every stored layer to the one below it."""
-    reached: set[str] = set()
-    for layer in needed:
-        at: str | None = layer
-        while at is not None and at not in reached:
-            reached.add(at)
-            at = parents.get(at)
-    return set(parents) - reached
 
 
 def _expiry(created_ms: int, lifetime_ms: int) -> int | None:

@@ -7,53 +7,51 @@ session.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from sandkeep.engine import policies, sources
-from sandkeep.engine.context import Context
-from sandkeep.engine.drives import collect
-from sandkeep.engine.lifecycle import Answer, Operation, require
-from sandkeep.engine.names import check_name, new_id, new_name
+from sandkeep.checks import milliseconds, refuse
+from sandkeep.engine import configuration, limits, matching, policies, sources
+from sandkeep.engine.context import Context, with_room
+from sandkeep.engine.garbage import collect_soon
+from sandkeep.engine.lifecycle import ACTIVE, Operation, Verdict
+from sandkeep.engine.names import check_name, keyed_id, keyed_name, new_id, new_name
 from sandkeep.engine.sessions import Sessions
+from sandkeep.engine.settings import MANAGED_IMAGES
 from sandkeep.engine.snapshots import Snapshots
 from sandkeep.errors import (
+    HostCannot,
     InvalidRequest,
     LimitReached,
     NameTaken,
     NotFound,
     SandkeepError,
+    SessionSnapshotting,
+    SessionStopped,
+    SessionStopping,
     SnapshotGone,
     TimeoutInvalid,
 )
+from sandkeep.host.rootfs import VENDOR_WORK, WORK
+from sandkeep.policy import NetworkPolicy
+from sandkeep.spec import GitSource, SandboxSpec, SnapshotSource, TarballSource
+from sandkeep.states import Paths
 from sandkeep.store import PageRequest
 from sandkeep.store.rows import (
-    TERMINAL,
-    KeepLast,
-    Mount,
     Sandbox,
     Session,
     SessionStatus,
     Snapshot,
     SnapshotStatus,
 )
-from sandkeep.types import (
-    GitSource,
-    MountMode,
-    NetworkPolicy,
-    Resources,
-    SandboxSpec,
-    SnapshotRetention,
-    SnapshotSource,
-    TarballSource,
-    milliseconds,
-)
-from sandkeep.types import Mount as MountValue
 
-_DEFAULT_CWD = "/vercel/sandbox"
+_HOST = "host"
+_AT_ONCE = 16
+"""Sandboxes that upkeep destroys at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,8 @@ class Started:
     sandbox: Sandbox
     session: Session
     resumed: bool
+    left_out: str | None = None
+    """Of a fork: the session of its source that ran, whose changes are not in it."""
 
 
 class Sandboxes:
@@ -71,48 +71,101 @@ class Sandboxes:
         self._sessions = sessions
         self._snapshots = snapshots
         self._store = context.store
+        context.remove_soon = self._remove_soon
 
     # --- create ------------------------------------------------------------------------------------------
 
-    async def create(self, project: str, spec: SandboxSpec) -> Started:
-        """Make a sandbox and start its first session. When that fails there is no sandbox."""
-        name = check_name(spec.name) if spec.name is not None else new_name()
-        async with self._context.lock(project, name):
-            return await self._create_locked(project, name, spec)
+    async def create(
+        self, project: str, spec: SandboxSpec, *, key: str | None = None, exact: bool = False
+    ) -> Started:
+        """Make a sandbox and start its first session. When that fails there is no sandbox.
 
-    async def _create_locked(self, project: str, name: str, spec: SandboxSpec) -> Started:
+        Of any number of calls with the same ``key`` one makes it and the others get it. ``exact``: a runtime
+        means that version and no other.
+        """
+        if spec.name is not None:
+            name = check_name(spec.name)
+        else:
+            name = keyed_name(project, key) if key else new_name()
+        async with self._context.lock(project, name):
+            made = self._made(project, name, key)
+            return made or await self._create_locked(project, name, spec, key, exact=exact)
+
+    def _made(self, project: str, name: str, key: str | None) -> Started | None:
+        """Return what an earlier call with the same key has made."""
+        if key is None:
+            return None
+        found = self._store.sandboxes.find(project, name)
+        return None if found is None or found.id != keyed_id("box", project, key) else self.get(project, name)
+
+    async def _create_locked(
+        self, project: str, name: str, spec: SandboxSpec, key: str | None = None, *, exact: bool = False
+    ) -> Started:
+        left = self._store.sandboxes.condemned(project, name)
+        if left is not None:
+            await self._remove_locked(left)
         self._check_timeout(spec.timeout)
         self._context.network.check(project, spec.network_policy)
+        limits.check(self._context, spec.resources)
         self._check_room(project, name)
         source = self._source_snapshot(project, spec)
-        image = source.image if source is not None else self._image(spec)
+        if source is not None:
+            image = source.image
+            if exact and spec.runtime not in (None, source.runtime):
+                refuse("runtime", f"is that of the snapshot, {source.runtime or 'which has none'}")
+            spec = replace(spec, image=None, runtime=spec.runtime or source.runtime)
+        else:
+            image = await self._exact_image(spec) if exact and spec.runtime else self._image(spec)
         self._check_mounts(project, spec)
-        sandbox = self._row(project, name, spec, image, source)
+        cwd = await self._working_directory(project, spec, image, source)
+        sandbox = self.row(project, name, spec, image, source, cwd=cwd)
+        if key is not None:
+            sandbox = replace(sandbox, id=keyed_id("box", project, key))
         with self._store.transaction():
             self._store.sandboxes.add(sandbox)
             self._context.record(
-                "sandbox.created", project, sandbox=(sandbox.id, name), image=image, source=_origin(spec)
+                "sandbox.created",
+                project,
+                sandbox=(sandbox.id, name),
+                image=image,
+                runtime=spec.runtime,
+                source=_origin(spec),
             )
-            session = self._sessions.record_locked(
+            session = self._sessions.starting.record_locked(
                 sandbox, source=source, interactive=spec.interactive, first=True
             )
         filling = isinstance(spec.source, GitSource | TarballSource)
         fill = partial(sources.fill, self._context, spec=spec) if filling else None
         try:
-            session = await self._sessions.boot_locked(sandbox, session, fill)
-        except BaseException:
-            await self._undo_create(sandbox, session)
+            session = await self._sessions.starting.boot_locked(sandbox, session, fill)
+        except BaseException as error:
+            await self._undo_create(sandbox)
+            if isinstance(error, NotFound) and image != spec.image and source is None:
+                raise self._not_configured(spec, image, error) from error
             raise
         return Started(
             self._store.sandboxes.get(project, name), self._sessions.get(project, session.id), False
         )
 
-    async def _undo_create(self, sandbox: Sandbox, session: Session) -> None:
-        current = self._store.sessions.find(session.id)
-        if current is not None and current.status not in TERMINAL:
-            await self._sessions.stop_locked(current, keep=False)
-        self._context.forget(sandbox)
-        self._remove_sessions([session.id])
+    def _not_configured(self, spec: SandboxSpec, image: str, error: NotFound) -> SandkeepError:
+        """Return the error for a configured image that is missing: it is the operator's mistake."""
+        if error.details.get("image") != image:
+            return error
+        asked = spec.image or spec.runtime
+        setting = "default_image" if asked is None else f'images["{asked}"]'
+        return HostCannot(
+            f"the server's settings name an image that is not there: {setting} is {image}",
+            part="image",
+            why=error.message,
+            hint=f"the operator can fetch it with 'sandkeep images pull {image}', or change settings.json",
+        )
+
+    async def _undo_create(self, sandbox: Sandbox) -> None:
+        """Remove a sandbox whose first session did not start. Upkeep does what cannot be done now."""
+        try:
+            await self._remove_locked(await self._condemn_locked(sandbox))
+        except Exception as error:
+            self._context.log("removing a sandbox failed", sandbox=sandbox.id, error=repr(error))
 
     def _check_room(self, project: str, name: str) -> None:
         if self._store.sandboxes.find(project, name) is not None:
@@ -120,7 +173,7 @@ class Sandboxes:
         most = self._context.settings.max_sandboxes
         if self._store.sandboxes.count(project) >= most:
             raise LimitReached(f"the project has {most} sandboxes", limit="sandboxes", value=most)
-        self._sessions.check_room(project)
+        self._sessions.starting.check_room(project)
 
     def _check_timeout(self, timeout: timedelta) -> None:
         most = self._context.settings.max_timeout_ms
@@ -142,7 +195,10 @@ class Sandboxes:
         return found
 
     def _image(self, spec: SandboxSpec) -> str:
-        """The local image a runtime or image name stands for; unknown names fail when it is looked up."""
+        """The local image a runtime or image name stands for; unknown names fail when it is looked up.
+
+        Runtimes that official clients name stand for the machine's own programs, of any version.
+        """
         settings = self._context.settings
         asked = spec.image or spec.runtime
         if asked is None:
@@ -157,6 +213,43 @@ class Sandboxes:
             )
         return asked
 
+    async def _exact_image(self, spec: SandboxSpec) -> str:
+        """The image that has the runtime asked for: one that the operator gave its name, or ``host``."""
+        images = self._context.settings.images
+        named = {
+            name: image for name, image in images.items() if image != _HOST and name not in MANAGED_IMAGES
+        }
+        assert spec.runtime is not None
+        if spec.runtime in named:
+            return named[spec.runtime]
+        host = await self._context.storage.get_image(_HOST)
+        if spec.runtime in host.runtimes:
+            return _HOST
+        there = ", ".join(sorted({*named, *host.runtimes})) or "none"
+        raise InvalidRequest(
+            f"no runtime {spec.runtime} here; there is: {there}",
+            field="runtime",
+            hint="name an image that has it, such as one of a registry, or leave it out",
+        )
+
+    async def _working_directory(
+        self, project: str, spec: SandboxSpec, image: str, source: Snapshot | None
+    ) -> str:
+        """Return where processes start: as in the snapshot, else as the image or the kind of client says."""
+        if source is not None and source.cwd is not None:
+            return source.cwd
+        vendors = spec.paths is not Paths.SANDKEEP
+        if image == _HOST or (vendors and spec.runtime is not None):
+            return VENDOR_WORK if vendors else WORK
+        try:
+            # Its names are the project's; a snapshot's image needs none.
+            owner = project if source is None else None
+            found = await self._context.storage.get_image(image, project_id=owner)
+        except NotFound:
+            return VENDOR_WORK if vendors else WORK  # it will be said when the session is to start
+        # One that an earlier version added has no directory of ours, and says so.
+        return VENDOR_WORK if vendors and not found.defaults.own_cwd else found.defaults.cwd
+
     def _check_mounts(self, project: str, spec: SandboxSpec) -> None:
         for path, mount in spec.mounts.items():
             if self._store.drives.find(project, mount.drive) is None:
@@ -164,9 +257,17 @@ class Sandboxes:
                     f"no drive named {mount.drive} to mount at {path}", kind="drive", name=mount.drive
                 )
 
-    def _row(
-        self, project: str, name: str, spec: SandboxSpec, image: str, source: Snapshot | None
+    def row(
+        self,
+        project: str,
+        name: str,
+        spec: SandboxSpec,
+        image: str,
+        source: Snapshot | None,
+        *,
+        cwd: str,
     ) -> Sandbox:
+        """A sandbox as it is before it is written down."""
         now = self._context.now_ms()
         return Sandbox(
             id=new_id("box", now_ms=now),
@@ -178,73 +279,114 @@ class Sandboxes:
             updated_ms=now,
             current_snapshot=source.id if source is not None else None,
             image=image,
-            cwd=_DEFAULT_CWD,
-            **columns(spec),
+            cwd=cwd,
+            source=matching.origin_of(spec.source),
+            network_policy=self._context.policies.stored(project, spec.network_policy),
+            delete_at_ms=_moment_after(now, spec.delete_after),
+            **configuration.columns(spec),
         )
 
     # --- look and resume ---------------------------------------------------------------------------------
 
     def get(self, project: str, name: str) -> Started:
-        """The sandbox as it is. Never starts anything."""
+        """Return the sandbox as it is. Never starts a session."""
         sandbox = self._store.sandboxes.get(project, name)
         if sandbox.current_session is None:
             raise NotFound(f"no sandbox named {name}", kind="sandbox", name=name)
         return Started(sandbox, self._sessions.get(project, sandbox.current_session), False)
 
-    async def resume(self, project: str, name: str) -> Started:
-        """The sandbox with a running session, started from its current snapshot if there was none."""
+    async def resume(self, project: str, name: str, *, asked: Mapping[str, Any] | None = None) -> Started:
+        """The sandbox with a running session, started from its current snapshot if there was none.
+
+        With ``asked``, of the arguments of a `SandboxSpec`, only if it is configured so.
+        """
         self._store.sandboxes.get(project, name)
         async with self._context.lock(project, name):
             found = self.get(project, name)
-            session = await self._sessions.truth_locked(found.session)
-            if require(Operation.RESUME, session.status, session=session.id) is Answer.DONE:
+            session, verdict = await self._sessions.ask_locked(Operation.RESUME, found.session)
+            if verdict is Verdict.DONE:
+                # By its row it runs; only its supervisor knows whether that is still so.
+                session = await self._sessions.refresh_locked(session)
+                session, verdict = await self._sessions.ask_locked(Operation.RESUME, session)
+            if asked:
+                image = self._image(SandboxSpec(image=asked.get("image"), runtime=asked.get("runtime")))
+                spec = self.spec_of(found.sandbox)
+                stored = self._context.policies
+                matching.require(found.sandbox, session, spec, asked, image=image, policies=stored)
+            asked_resources = (asked or {}).get("resources")
+            if verdict is Verdict.DONE:
+                if asked_resources is not None:
+                    limits.check_running(session, asked_resources)
+                self._context.activity.touch(session.id)
                 return Started(found.sandbox, session, False)
             sandbox = self._store.sandboxes.get(project, name)
-            source = self._sessions.source_of(sandbox)
-            self._sessions.check_room(project)
+            limits.check(self._context, configuration.resources(sandbox))
+            if asked_resources is not None:
+                limits.check(self._context, asked_resources)
+            source = self._sessions.starting.source_of(sandbox)
+            self._sessions.starting.check_room(project)
             interactive = session.interactive_port is not None
-            fresh = self._sessions.record_locked(sandbox, source=source, interactive=interactive)
-            fresh = await self._sessions.boot_locked(sandbox, fresh)
+            fresh = self._sessions.starting.record_locked(sandbox, source=source, interactive=interactive)
+            fresh = await self._sessions.starting.boot_locked(sandbox, fresh)
             return Started(self._store.sandboxes.get(project, name), fresh, True)
 
     # --- fork --------------------------------------------------------------------------------------------
 
-    async def fork(self, project: str, source: str, changes: Mapping[str, Any]) -> Started:
+    async def fork(
+        self,
+        project: str,
+        source: str,
+        changes: Mapping[str, Any],
+        *,
+        live: bool = False,
+        key: str | None = None,
+    ) -> Started:
         """A new sandbox with the source's configuration, starting from its current snapshot.
 
-        What ``changes`` holds replaces what would be inherited, entirely.
+        What ``changes`` holds replaces what would be inherited, entirely. With ``live`` it starts from what a
+        running session of the source has now: a checkpoint is taken for it. ``key`` is as for ``create``.
         """
+        if live and "image" in changes:
+            refuse("live", "is of no use with an image, which the files would be of")
+        if live and key is not None:
+            made = self._made(project, changes.get("name") or keyed_name(project, key), key)
+            if made is not None:
+                return made  # without another checkpoint
         async with self._context.lock(project, source):
-            # A stop under way makes a snapshot: fork from that one.
+            # A session that was ending makes a snapshot: fork from that one.
+            session, _ = await self._sessions.ask_locked(Operation.FORK, self.get(project, source).session)
+            running = session if session.status in ACTIVE else None
             origin = self._store.sandboxes.get(project, source)
-        spec = replace(self.spec_of(origin), source=None, **changes)
-        snapshot = self._sessions.source_of(origin)
+        checkpoint: Snapshot | None = None
+        if live and running is not None:
+            try:
+                _, checkpoint = await self._sessions.checkpoint(project, running.id, key=key)
+            except (SessionStopped, SessionStopping, SessionSnapshotting):
+                async with self._context.lock(project, source):
+                    origin = self._store.sandboxes.get(project, source)
+        if "image" in changes:
+            changes = {"runtime": None, **changes}  # a runtime is a name for an image
+        paths = Paths.VERCEL if origin.cwd == VENDOR_WORK else Paths.SANDKEEP
+        spec = replace(self.spec_of(origin), **{"source": None, "paths": paths, **changes})
+        snapshot = checkpoint or self._sessions.starting.source_of(origin)
         if snapshot is not None and "image" not in changes:
             spec = replace(spec, source=SnapshotSource(snapshot.id), image=None, runtime=origin.runtime)
-        return await self.create(project, spec)
+        made = await self.create(project, spec, key=key)
+        left_out = running is not None and not live and "image" not in changes
+        return replace(made, left_out=running.id) if running is not None and left_out else made
 
-    def spec_of(self, sandbox: Sandbox) -> SandboxSpec:
-        """The configuration of a sandbox as the value it was made from."""
-        keep = sandbox.keep_last_snapshots
+    def spec_of(self, sandbox: Sandbox, *, shown: bool = False) -> SandboxSpec:
+        """The configuration of a sandbox as the value it was made from.
+
+        If it is only to be ``shown``, header values of its policy are not opened.
+        """
+        stored = sandbox.network_policy
+        policy = policies.shown(stored) if shown else self._context.policies.policy(sandbox.project, stored)
         return SandboxSpec(
             name=sandbox.name,
-            runtime=sandbox.runtime,
             image=None if sandbox.runtime else sandbox.image,
-            ports=tuple(sandbox.ports),
-            timeout=timedelta(milliseconds=sandbox.timeout_ms),
-            resources=Resources(sandbox.vcpus, sandbox.memory_mb),
-            persistent=sandbox.persistent,
-            network_policy=policies.from_stored(sandbox.network_policy),
-            network_id=sandbox.network_id,
-            env=sandbox.env,
-            tags=sandbox.tags,
-            mounts={path: MountValue(m.drive, MountMode(m.mode)) for path, m in sandbox.mounts.items()},
-            snapshot_expiration=_duration(sandbox.snapshot_expiration_ms),
-            retention=None
-            if keep is None
-            else SnapshotRetention(keep.count, _duration(keep.expiration_ms), keep.delete_evicted),
-            region=sandbox.region,
-            failover_regions=tuple(sandbox.failover_regions),
+            network_policy=policy,
+            **configuration.fields(sandbox),
         )
 
     # --- change ------------------------------------------------------------------------------------------
@@ -257,27 +399,50 @@ class Sandboxes:
         *,
         current_snapshot: str | None = None,
     ) -> Sandbox:
-        """Change the configuration. It applies to sessions from the next one on; all of it or nothing."""
+        """Change the configuration. It applies to sessions from the next one on; all of it or nothing.
+
+        The next session starts from ``current_snapshot`` also when one is running now: what that leaves is
+        kept beside it.
+        """
         async with self._context.lock(project, name):
+            operation = Operation.UPDATE if current_snapshot is None else Operation.ROLL_BACK
+            await self._sessions.ask_locked(operation, self.get(project, name).session)
             before = self._store.sandboxes.get(project, name)
-            spec = replace(self.spec_of(before), **changes)
+            spec = replace(self.spec_of(before, shown=True), **changes)
             self._check_timeout(spec.timeout)
+            if "resources" in changes:
+                limits.check(self._context, spec.resources)
             self._context.network.check(project, spec.network_policy)
             self._check_mounts(project, spec)
-            wanted = {key: value for key, value in columns(spec).items() if key in _columns_of(changes)}
+            named = configuration.columns_of(changes)
+            wanted = {key: value for key, value in configuration.columns(spec).items() if key in named}
+            if "network_policy" in changes:
+                wanted["network_policy"] = self._context.policies.stored(project, spec.network_policy)
+            if "delete_after" in changes:
+                wanted["delete_at_ms"] = _moment_after(self._context.now_ms(), spec.delete_after)
             if "runtime" in changes:
                 wanted["image"] = self._image(replace(spec, image=None))
             if current_snapshot is not None:
                 wanted["current_snapshot"] = self.live_snapshot(project, current_snapshot).id
-            updated = self._store.sandboxes.update(project, name, now_ms=self._context.now_ms(), **wanted)
+            with self._store.transaction():
+                updated = self._store.sandboxes.update(project, name, now_ms=self._context.now_ms(), **wanted)
+                if current_snapshot is not None:
+                    self._roll_back(updated)
+                self._context.record(
+                    "sandbox.updated", project, sandbox=(updated.id, name), fields=sorted(wanted)
+                )
             if "retention" in changes or "snapshot_expiration" in changes:
                 await self._snapshots.apply_retention(updated)
             if "ports" in changes:
                 await self._publish_ports(updated)
-            self._context.record(
-                "sandbox.updated", project, sandbox=(updated.id, name), fields=sorted(wanted)
-            )
             return updated
+
+    def _roll_back(self, sandbox: Sandbox) -> None:
+        """Have the choice of the current snapshot outlast the session that is running."""
+        active = self._store.sessions.active(sandbox.project, sandbox.id)
+        if active is not None:
+            now = self._context.now_ms()
+            self._store.sessions.update(sandbox.project, active.id, now_ms=now, rolled_back=True)
 
     async def _publish_ports(self, sandbox: Sandbox) -> None:
         """Ports come and go while a session runs."""
@@ -285,42 +450,182 @@ class Sandboxes:
         if active is not None and active.status is SessionStatus.RUNNING:
             await self._context.network.publish(active)
 
-    async def set_policy(self, project: str, session: str, policy: NetworkPolicy) -> Session:
+    async def set_policy(self, project: str, session_id: str, policy: NetworkPolicy) -> Session:
         """Change what the running session may reach."""
         self._context.network.check(project, policy)
-        found = await self._sessions.require(project, session, Operation.SET_POLICY)
-        updated = self._store.sessions.update(
-            project,
-            found.id,
-            now_ms=self._context.now_ms(),
-            network_policy=policies.to_stored(policy),
-        )
+        session = await self._sessions.require(project, session_id, Operation.SET_POLICY)
+        async with self._context.lock(project, session.sandbox_name):
+            session = self._sessions.get(project, session_id)
+            session, _ = await self._sessions.ask_locked(Operation.SET_POLICY, session)
+            with self._store.transaction():
+                updated = self._store.sessions.update(
+                    project,
+                    session_id,
+                    now_ms=self._context.now_ms(),
+                    network_policy=self._context.policies.stored(project, policy),
+                )
+                self._context.event("session.policy-changed", updated)
+        # Without the lock: this may wait for a netd that is starting, and puts in force what the row says.
         await self._context.network.set_policy(updated)
-        self._context.event("session.policy-changed", updated)
         return updated
 
     # --- destroy -----------------------------------------------------------------------------------------
 
-    async def destroy(self, project: str, name: str, *, delete_orphan_snapshots: bool = False) -> Sandbox:
-        """End and forget a sandbox, whatever its state; its name is free afterwards.
+    @with_room
+    async def destroy(
+        self,
+        project: str,
+        name: str,
+        *,
+        delete_orphan_snapshots: bool = False,
+        session: str | None = None,
+    ) -> Sandbox:
+        """End and delete a sandbox in any state; its name is free afterwards.
 
-        Its snapshots stay unless asked otherwise, and those that something else uses stay in any case.
+        Its snapshots stay unless asked otherwise, and those that something else uses stay in any case. With
+        ``session`` it is the sandbox that had this session, and no later one of the same name.
         """
-        self._store.sandboxes.get(project, name)
+        self._present(project, name)
         async with self._context.lock(project, name):
-            sandbox = self._store.sandboxes.get(project, name)
-            active = self._store.sessions.active(project, sandbox.id)
-            if active is not None:
-                await self._sessions.stop_locked(active, keep=False)
-            orphans = self._store.snapshots.orphans(project, sandbox.id) if delete_orphan_snapshots else []
-            ended = [row.id for row in self._all_sessions(project, sandbox)]
-            sandbox = self._store.sandboxes.get(project, name)
-            self._context.forget(sandbox)
-        for snapshot in orphans:
-            await self._snapshots.delete(project, snapshot.id)
-        self._remove_sessions(ended)
-        self._context.spawn(collect(self._context), "collect layers", finish=True)
+            sandbox = self._present(project, name)
+            if session is not None and not self._had(sandbox, session):
+                raise NotFound(f"no sandbox named {name} with session {session}", kind="sandbox", name=name)
+            condemned = await self._condemn_locked(sandbox, delete_orphan_snapshots=delete_orphan_snapshots)
+            return await self._remove_locked(condemned)
+
+    def _present(self, project: str, name: str) -> Sandbox:
+        """The sandbox, also while it is being destroyed."""
+        left = self._store.sandboxes.condemned(project, name)
+        return left or self._store.sandboxes.get(project, name)
+
+    def _current_session(self, sandbox: Sandbox) -> Session | None:
+        row = self._store.sandboxes.find_by_id(sandbox.project, sandbox.id)
+        return (
+            None
+            if row is None or row.current_session is None
+            else self._store.sessions.find(row.current_session)
+        )
+
+    async def _condemn_locked(
+        self, sandbox: Sandbox, *, delete_orphan_snapshots: bool = False, reason: str | None = None
+    ) -> Sandbox:
+        """Record that a sandbox is to be destroyed and its session to end without a snapshot."""
+        ending: Session | None = None
+        current = self._current_session(sandbox)
+        if current is not None:
+            session, verdict = await self._sessions.ask_locked(Operation.DESTROY, current)
+            ending = session if verdict is Verdict.PROCEED else None
+        with self._store.transaction():
+            if ending is not None:
+                self._sessions.endings.intend(ending, discard=True)
+            return self._context.condemn(
+                sandbox, delete_orphan_snapshots=delete_orphan_snapshots, reason=reason
+            )
+
+    @with_room
+    async def _remove_locked(self, sandbox: Sandbox) -> Sandbox:
+        """Remove a condemned sandbox as its row says. Can be repeated after a crash at any point.
+
+        The row goes last, in one transaction with its snapshots: until then the mark on it says what is left
+        to do, and what is on disk afterwards is unknown to the store, and removed when a server starts.
+        """
+        current = self._current_session(sandbox)
+        if current is not None:
+            await self._sessions.destroy_locked(current)
+        ended = [row.id for row in self._all_sessions(sandbox.project, sandbox)]
+        sandbox = self._store.sandboxes.find_by_id(sandbox.project, sandbox.id) or sandbox
+        with self._store.transaction():
+            deleted = self._forget(sandbox)
+        self._context.spawn(self._clear(ended, deleted), f"clear away {sandbox.id}", finish=True)
         return sandbox
+
+    def _had(self, sandbox: Sandbox, session: str) -> bool:
+        found = self._store.sessions.find(session)
+        return found is not None and found.sandbox == sandbox.id
+
+    def _forget(self, sandbox: Sandbox) -> list[Snapshot]:
+        """Delete the row of a sandbox and of the snapshots that go with it; events stay."""
+        project, removal = sandbox.project, sandbox.destroying
+        deleted: list[Snapshot] = []
+        if removal is not None and removal.delete_orphan_snapshots:
+            deleted = self._store.snapshots.orphans(project, sandbox.id)
+            doomed = {snapshot.id for snapshot in deleted}
+            for snapshot in self._store.snapshots.live_of(project, sandbox.id):
+                if snapshot.id not in doomed:
+                    self._store.snapshots.mark_unwanted(project, snapshot.id, now_ms=self._context.now_ms())
+        for snapshot in deleted:
+            self._snapshots.bury(snapshot)
+        self._store.sandboxes.delete(project, sandbox.name)
+        self._context.record(
+            "sandbox.destroyed",
+            project,
+            sandbox=(sandbox.id, sandbox.name),
+            actor=removal.actor if removal is not None else None,
+            **({"reason": removal.reason} if removal is not None and removal.reason is not None else {}),
+        )
+        unused = self._store.snapshots.unwanted(project)
+        for snapshot in unused:
+            self._snapshots.bury(snapshot)
+        return deleted + unused
+
+    async def _clear(self, sessions: list[str], snapshots: list[Snapshot]) -> None:
+        """Delete what a destroyed sandbox left on disk, in the background: no caller waits for it."""
+        if snapshots:
+            await self._snapshots.let_go(snapshots)
+        for session in sessions:
+            try:
+                await self._context.remove_session(session)
+            except Exception as error:
+                # The others do not have to stay for it; a later start removes this one.
+                self._context.log("removing a session failed", session=session, error=repr(error))
+        collect_soon(self._context)
+
+    async def finish_removals(self) -> None:
+        """Destroy the condemned sandboxes that a crash or a failure left."""
+        for sandbox in self._store.sandboxes.condemned_everywhere():
+            if not self._context.locked(sandbox.project, sandbox.name):  # else another task is at it
+                await self._finish_removal(sandbox)
+
+    def _remove_soon(self, sandbox: Sandbox) -> None:
+        """Remove a condemned sandbox in the background: its lock is held by the task that condemned it."""
+        self._context.spawn(self._finish_removal(sandbox), f"remove {sandbox.id}", finish=True)
+
+    async def _finish_removal(self, sandbox: Sandbox) -> None:
+        async with self._context.lock(sandbox.project, sandbox.name):
+            left = self._store.sandboxes.condemned(sandbox.project, sandbox.name)
+            try:
+                if left is not None and left.id == sandbox.id:
+                    await self._remove_locked(left)
+            except Exception as error:
+                self._context.log("removing a sandbox failed", sandbox=sandbox.id, error=repr(error))
+
+    async def destroy_overdue(self) -> None:
+        """Destroy the sandboxes whose lifetime has ended, several at a time: some have a session to stop."""
+        now = self._context.expiry_ms()
+        overdue = self._store.sandboxes.overdue_everywhere(now_ms=now)
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def destroy(sandbox: Sandbox) -> None:
+            async with turns:
+                try:
+                    await self._destroy_if_overdue(sandbox, now)
+                except Exception as error:  # upkeep tries again
+                    self._context.log("destroying a sandbox failed", sandbox=sandbox.id, error=repr(error))
+
+        await asyncio.gather(*(destroy(sandbox) for sandbox in overdue))
+
+    @with_room
+    async def _destroy_if_overdue(self, sandbox: Sandbox, now_ms: int) -> None:
+        async with self._context.lock(sandbox.project, sandbox.name):
+            found = self._store.sandboxes.find(sandbox.project, sandbox.name)
+            if found is None or found.id != sandbox.id:
+                return
+            if found.delete_at_ms is None or found.delete_at_ms > now_ms:
+                return  # a caller has given it more time
+            condemned = await self._condemn_locked(
+                found, delete_orphan_snapshots=True, reason="its lifetime ended"
+            )
+            await self._remove_locked(condemned)
 
     def _all_sessions(self, project: str, sandbox: Sandbox) -> list[Session]:
         found: list[Session] = []
@@ -334,58 +639,13 @@ class Sandboxes:
             if cursor is None:
                 return found
 
-    def _remove_sessions(self, sessions: list[str]) -> None:
-        """Delete what ended sessions left on disk, beside requests: nobody waits for it."""
 
-        async def remove() -> None:
-            for session in sessions:
-                try:
-                    await self._context.remove_session(session)
-                except SandkeepError as error:
-                    # The others do not have to stay for it; a later start removes this one.
-                    self._context.log("removing a session failed", session=session, error=str(error))
-
-        self._context.spawn(remove(), "remove sessions", finish=True)
-
-
-def columns(spec: SandboxSpec) -> dict[str, Any]:
-    """A specification as columns of the store."""
-    keep = spec.retention
-    return {
-        "runtime": spec.runtime,
-        "vcpus": spec.resources.vcpus,
-        "memory_mb": spec.resources.memory_mb,
-        "timeout_ms": milliseconds(spec.timeout),
-        "persistent": spec.persistent,
-        "env": dict(spec.env),
-        "tags": dict(spec.tags),
-        "ports": spec.ports,
-        "network_policy": policies.to_stored(spec.network_policy),
-        "network_id": spec.network_id,
-        "mounts": {path: Mount(m.drive, str(m.mode)) for path, m in spec.mounts.items()},
-        "snapshot_expiration_ms": _milliseconds(spec.snapshot_expiration),
-        "keep_last_snapshots": None
-        if keep is None
-        else KeepLast(keep.count, _milliseconds(keep.expiration), keep.delete_evicted),
-        "region": spec.region,
-        "failover_regions": spec.failover_regions,
-    }
-
-
-_SPREAD = {
-    "resources": ("vcpus", "memory_mb"),
-    "timeout": ("timeout_ms",),
-    "snapshot_expiration": ("snapshot_expiration_ms",),
-    "retention": ("keep_last_snapshots",),
-}
-
-
-def _columns_of(changes: Mapping[str, Any]) -> set[str]:
-    return {column for name in changes for column in _SPREAD.get(name, (name,))}
+def _moment_after(now_ms: int, lifetime: timedelta | None) -> int | None:
+    return None if lifetime is None else now_ms + milliseconds(lifetime)
 
 
 def _origin(spec: SandboxSpec) -> str | None:
-    """What it was filled with, for people."""
+    """Return what the sandbox was filled with, for people."""
     match spec.source:
         case SnapshotSource(snapshot_id):
             return snapshot_id
@@ -394,11 +654,3 @@ def _origin(spec: SandboxSpec) -> str | None:
         case TarballSource():
             return "tarball"
     return None
-
-
-def _duration(value_ms: int | None) -> timedelta | None:
-    return None if value_ms is None else timedelta(milliseconds=value_ms)
-
-
-def _milliseconds(value: timedelta | None) -> int | None:
-    return None if value is None else milliseconds(value)

@@ -63,11 +63,13 @@ class Settings:
     """Of snapshots whose sandbox says nothing; 0 is for ever."""
     session_history_ms: int = 30 * _DAY_MS
     """How long sessions of destroyed sandboxes, and events, are remembered."""
+    set_aside_ms: int = 7 * _DAY_MS
+    """How long layers and sessions on disk are kept that the store does not know."""
     max_sandboxes: int = 10_000
     max_active_sessions: int = 1_000
     """Per project."""
     pool: int = 2
-    """Sessions kept prepared ahead of anybody asking, so that creates are quick; a few megabytes each."""
+    """Sessions kept prepared ahead of requests, so that creates are quick; a few megabytes each."""
     enforce_memory: bool = True
     """Limit each session to the memory its sandbox names, where the machine can."""
     pids: int = 4096
@@ -82,4 +84,22 @@ class Settings:
     log_cap_bytes: int = 128 << 20
     network: NetworkSettings = field(default_factory=NetworkSettings)
     private_sources: bool = False
-    """Let git and tarball sources come from loopback and private addresses."""
+    """Let git and tarball sources, and images, come from loopback and private addresses."""
+    max_image_bytes: int = 20 << 30
+    """Of one image that is pulled: as it is downloaded, and as it is unpacked."""
+    max_image_entries: int = 2_000_000
+    """Files, directories and links of one image that is pulled."""
+    max_images: int = 100
+    """Pulled by one project."""
+    max_images_bytes: int = 100 << 30
+    """Unpacked, of all images of a project."""
+    max_source_bytes: int = 10 << 30
+    """Of one git or tarball source as it is fetched."""
+    max_pull_ms: int = 60 * 60 * 1000
+    """Time one pull, or the download of a tarball, may take."""
+    min_free_percent: float = 5
+    """Of the disk: what pulls leave to everything else."""
+    insecure_registries: Sequence[str] = ()
+    """Registries, by host and port, that tokens may pull from over plain HTTP or untrusted certificates."""
+    proxy: str | None = None
+    """An HTTP proxy that sources and images are fetched through; it judges the names it is asked for."""

@@ -1,11 +1,12 @@
-"""Snapshots: looking, deleting, the tree, and keeping no more than asked for."""
+"""Snapshots: reading, deleting, the tree of ancestors and descendants, and retention."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sandkeep.engine.context import Context
-from sandkeep.engine.drives import collect
+from sandkeep.engine.context import Context, with_room
+from sandkeep.engine.garbage import collect_soon
 from sandkeep.engine.retention import Candidate, plan
 from sandkeep.store.rows import Sandbox, Snapshot, SnapshotStatus
 
@@ -19,11 +20,11 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class SnapshotTree:
     anchor: Node
     nodes: tuple[Node, ...]
     next: str | None
-    """Where to go on: the last node, when there is more beyond it."""
+    """The id to continue from, when there are more nodes."""
 
 
 class Snapshots:
@@ -32,23 +33,43 @@ class Snapshots:
         self._store = context.store
 
     def get(self, project: str, snapshot: str) -> Snapshot:
-        """The snapshot, or what is remembered of a deleted one."""
+        """Return the snapshot, or the tombstone of a deleted one."""
         return self._store.snapshots.get(project, snapshot)
 
     async def delete(self, project: str, snapshot: str) -> Snapshot:
         """Delete a snapshot, the current one of a sandbox too. Layers that others stand on stay."""
-        before = self.get(project, snapshot)
-        deleted = self._store.snapshots.delete(project, snapshot, now_ms=self._context.now_ms())
-        if before.status is SnapshotStatus.CREATED:
-            box = self._store.sandboxes.find_by_id(project, before.sandbox) if before.sandbox else None
-            named = (before.sandbox, None if box is None else box.name)
-            self._context.record("snapshot.deleted", project, sandbox=named, snapshot=snapshot)
-            await self._context.storage.call("layer.release", layer=before.layer, holder=before.id)
-            self._context.spawn(collect(self._context), "collect layers", finish=True)
-        return deleted
+        await self.delete_all([self.get(project, snapshot)])
+        return self.get(project, snapshot)
 
-    def tree(self, project: str, anchor: str, *, descendants: bool, limit: int) -> Tree:
-        """Ancestors of a snapshot up to the root, or its descendants along the newest line."""
+    @with_room
+    async def delete_all(self, snapshots: Iterable[Snapshot]) -> None:
+        """Delete several, with one collection of layers that nothing needs any more."""
+        snapshots = list(snapshots)
+        if not snapshots:
+            return
+        with self._store.transaction():
+            for snapshot in snapshots:
+                self.bury(snapshot)
+        await self.let_go(snapshots)
+
+    def bury(self, snapshot: Snapshot) -> None:
+        """Turn the row into a tombstone, in the caller's transaction; call ``let_go`` afterwards."""
+        if snapshot.status is SnapshotStatus.DELETED:
+            return
+        project, made_by = snapshot.project, snapshot.sandbox
+        self._store.snapshots.delete(project, snapshot.id, now_ms=self._context.now_ms())
+        box = self._store.sandboxes.find_by_id(project, made_by) if made_by else None
+        named = (made_by, None if box is None else box.name)
+        self._context.record("snapshot.deleted", project, sandbox=named, snapshot=snapshot.id)
+
+    async def let_go(self, snapshots: Iterable[Snapshot]) -> None:
+        """Release the layers of deleted snapshots, also of those whose deletion got no further before."""
+        holds = [(snapshot.layer, snapshot.id) for snapshot in snapshots]
+        await self._context.storage.release_layers(holds)
+        collect_soon(self._context)
+
+    def tree(self, project: str, anchor: str, *, descendants: bool, limit: int) -> SnapshotTree:
+        """Return the ancestors of a snapshot up to the root, or its descendants along the newest line."""
         at = self.get(project, anchor)
         found: list[Snapshot] = []
         more = False
@@ -58,7 +79,7 @@ class Snapshots:
             found = self._store.snapshots.ancestors(project, anchor, limit=limit)
             more = len(found) == limit and found[-1].parent is not None
         nodes = tuple(self._node(project, snapshot) for snapshot in found)
-        return Tree(self._node(project, at), nodes, found[-1].id if more and found else None)
+        return SnapshotTree(self._node(project, at), nodes, found[-1].id if more and found else None)
 
     def _descendants(self, project: str, at: Snapshot, limit: int) -> tuple[list[Snapshot], bool]:
         found: list[Snapshot] = []
@@ -77,7 +98,7 @@ class Snapshots:
         return Node(snapshot, tuple(other for other in others if other.id != snapshot.id))
 
     async def apply_retention(self, sandbox: Sandbox) -> None:
-        """Give the sandbox's snapshots the expiry its rules say, and delete those it no longer wants."""
+        """Set the expiry of a sandbox's snapshots by its retention rules, and delete those beyond them."""
         pinned = self._store.snapshots.pinned(sandbox.project)
         default = sandbox.snapshot_expiration_ms
         decided = plan(
@@ -88,17 +109,16 @@ class Snapshots:
                     expires_ms=row.expires_ms,
                     expiry_asked=row.expiry_asked,
                     pinned=row.id in pinned,
-                    synced=row.synced_ms is not None or not self._context.settings.durable,
+                    synced=row.synced_ms is not None,
                 )
                 for row in self._store.snapshots.live_of(sandbox.project, sandbox.id)
             ],
             keep_last=sandbox.keep_last_snapshots,
             default_ms=self._context.settings.snapshot_lifetime_ms if default is None else default,
-            now_ms=self._context.now_ms(),
+            now_ms=self._context.expiry_ms(),
         )
         for snapshot, expires in decided.expire.items():
             self._store.snapshots.set_expiry(
                 sandbox.project, snapshot, expires, now_ms=self._context.now_ms()
             )
-        for snapshot in decided.delete:
-            await self.delete(sandbox.project, snapshot)
+        await self.delete_all([self.get(sandbox.project, snapshot) for snapshot in decided.delete])

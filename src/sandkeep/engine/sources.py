@@ -1,62 +1,54 @@
-"""What a new sandbox is filled with: a git repository or a tar archive from somewhere else.
+"""Sources of new sandboxes: a git repository or a tar archive that the caller names by URL.
 
-Content is fetched on the server's side, because a session may not be allowed to reach it, and unpacked inside
-the session as its user: whatever a hostile repository or archive does, it does in the sandbox. Credentials
-are used for the fetch and end with it.
+The server fetches the content, because the session may not be allowed to reach it, and unpacks it inside the
+session as its user, so a hostile repository or archive can do harm in the sandbox only. Credentials are used
+for the fetch and not kept. The server's git is confined and limited, see ``engine/fetching.py``.
 
-Unless the operator allows private sources, only public addresses are fetched from. That is decided on the
-address a connection is made to, not on a name that may mean another one a moment later, and for every
-redirection again.
+Unless the operator allows private sources, only public addresses are fetched from. The server decides that
+before it connects, on the address it connects to, and again for every redirect.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import http.client
-import ipaddress
 import os
-import shutil
-import socket
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
-from urllib.parse import quote, urlsplit, urlunsplit
-from urllib.request import (
-    HTTPDefaultErrorHandler,
-    HTTPErrorProcessor,
-    HTTPHandler,
-    HTTPRedirectHandler,
-    HTTPSHandler,
-    OpenerDirector,
-    ProxyHandler,
-    Request,
-    UnknownHandler,
-)
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
+from sandkeep import fetch
 from sandkeep.engine.context import Context
+from sandkeep.engine.fetching import FETCH_SECONDS, Failed, Fetch, scratch_directory, too_large, too_slow
 from sandkeep.engine.names import new_id
+from sandkeep.engine.settings import Settings
 from sandkeep.errors import InvalidRequest, ProcessError
 from sandkeep.host.driver import ProcessSpec
-from sandkeep.net import policy
+from sandkeep.reach import HINT, Reach, Unreachable
+from sandkeep.spec import GitSource, SandboxSpec, TarballSource
 from sandkeep.store.rows import Session
-from sandkeep.types import GitSource, SandboxSpec, TarballSource
 
-_PIECE: Final = 1 << 20
-_FETCH_SECONDS: Final = 300
+_CHUNK: Final = 1 << 20
+_MOST_REDIRECTS: Final = 10
+_TIMEOUT: Final = 60.0
+_PORTS: Final = {"http": 80, "https": 443, "git": 9418, "ssh": 22}
 
 
 async def fill(context: Context, session: Session, spec: SandboxSpec) -> None:
-    """Put the specification's source into a session that runs and that nobody has been shown yet."""
+    """Put the specification's source into a running session, before its caller gets it."""
     source = spec.source
     if isinstance(source, GitSource):
         await _clone(context, session, source, into_cwd=spec.runtime is not None)
     elif isinstance(source, TarballSource):
-        check = _anything if context.settings.private_sources else is_public
-        await _extract(context, session, _download(source.url, check), session.cwd)
+        await _extract(
+            context, session, _download(source.url, _reach(context), context.settings), session.cwd
+        )
 
 
 async def _extract(context: Context, session: Session, data: AsyncIterator[bytes], target: str) -> None:
-    await context.driver.files(context.ref(session), "extract", data=data, path=target)
+    await context.driver.files(context.ref(session)).extract(target, data)
 
 
 # --- git -----------------------------------------------------------------------------------------------
@@ -64,115 +56,125 @@ async def _extract(context: Context, session: Session, data: AsyncIterator[bytes
 
 async def _clone(context: Context, session: Session, source: GitSource, *, into_cwd: bool) -> None:
     private = context.settings.private_sources
-    pinned = [] if private else await _pinned(source.url)
+    pinned = await _pinned(source.url, _reach(context))
     name = urlsplit(source.url).path.rstrip("/").rpartition("/")[2].removesuffix(".git") or "repository"
     target = session.cwd if into_cwd else os.path.join(session.cwd, name)
-    scratch = tempfile.mkdtemp(prefix="sandkeep-git-")
-    try:
-        await _fetch(_Git(source, pinned, private=private), os.path.join(scratch, "git"))
+    async with scratch_directory(context.data_dir) as scratch:
+        await _Git(context, source, pinned, private=private).fetch(scratch)
         await _extract(context, session, _tar(os.path.join(scratch, "git")), f"{target}/.git")
-        await _inside(context, session, ["git", "-C", target, "config", "remote.origin.url", source.url])
-        await _inside(context, session, ["git", "-C", target, "reset", "--quiet", "--hard"])
-    finally:
-        await asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, scratch, True)
+    await _inside(context, session, ["git", "-C", target, "config", "remote.origin.url", _bare(source.url)])
+    await _inside(context, session, ["git", "-C", target, "reset", "--quiet", "--hard"])
 
 
-async def _pinned(url: str) -> list[str]:
-    """Options that hold git to addresses that were found to be public, whatever the name means later."""
+async def _pinned(url: str, reach: Reach) -> list[tuple[str, str]]:
+    """Return configuration that pins git to the addresses that were judged, if the name changes later."""
     parts = urlsplit(url)
-    port = parts.port or {"http": 80}.get(parts.scheme, 443)
-    loop = asyncio.get_running_loop()
+    host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+    redirects = [] if reach.private else [("http.followRedirects", "false")]
     try:
-        found = await loop.getaddrinfo(parts.hostname or "", port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise InvalidRequest(f"cannot resolve {parts.hostname}: {error}", field="source.url") from None
-    addresses = [str(address[0]) for *_, address in found]
-    if not all(is_public(address) for address in addresses):
-        raise _not_public(parts.hostname)
-    entry = f"{parts.hostname}:{port}:{','.join(addresses)}"
-    return ["-c", f"http.curloptResolve={entry}", "-c", "http.followRedirects=false"]
+        places = await asyncio.get_running_loop().run_in_executor(None, reach.check, host, port)
+    except Unreachable:
+        raise _unreachable(host) from None
+    if reach.proxy is not None:
+        return [("http.proxy", reach.proxy), *redirects]
+    if all(place.text == host for place in places):
+        return redirects  # the URL has an address, not a name
+    entry = f"{host}:{port}:{','.join(place.text for place in places)}"
+    return [("http.curloptResolve", entry), *redirects]
 
 
 class _Git:
-    """How git is run for one source."""
+    """Runs git for one source."""
 
-    def __init__(self, source: GitSource, options: list[str], *, private: bool) -> None:
-        self.source = source
-        self._options = options
-        # ssh would use the keys of whoever runs the server, for whoever asks.
+    def __init__(
+        self, context: Context, source: GitSource, options: list[tuple[str, str]], *, private: bool
+    ) -> None:
+        self._context = context
+        self._source = source
+        self._options = [("core.hooksPath", "/dev/null"), *options, *_credentials(source)]
+        # ssh would use the keys of the server's user, for every caller.
         self._protocols = "http:https:git:ssh" if private else "http:https"
 
-    async def run(self, *arguments: str) -> None:
-        command = ["git", "-c", "core.hooksPath=/dev/null", *self._options, *arguments]
-        await _git(command, self.source, self._protocols)
+    async def fetch(self, scratch: str) -> None:
+        """Fetch the repository without a working tree: git on the host interprets none of its content."""
+        source = self._source
+        confined = urlsplit(source.url).scheme != "ssh"
+        fetch = Fetch(self._context.data_dir, scratch, self._context.settings, confined=confined)
+        directory, work = f"{fetch.root}/git", f"{fetch.root}/git.work"
+        depth = ["--depth", str(source.depth)] if source.depth is not None else []
+        whole = ["--no-checkout", "--quiet", "--separate-git-dir", directory]
+        commands = [["clone", *depth, *whole, "--", _address(source), work]]
+        if source.revision is not None:
+            base = ["--git-dir", directory, "--work-tree", work]
+            commands += [
+                [*base, "fetch", "--quiet", *depth, _address(source), source.revision],
+                [*base, "update-ref", "--no-deref", "HEAD", "FETCH_HEAD"],
+            ]
+        environment = {
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "HOME": "/nonexistent",
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_ALLOW_PROTOCOL": self._protocols,
+            "LC_ALL": "C",
+        }
+        try:
+            await fetch.run(commands, environment, self._options)
+        except Failed as error:
+            text = str(error)
+            for secret in reversed(_login(source)):
+                if secret:
+                    text = text.replace(secret, "…").replace(quote(secret, safe=""), "…")
+            raise InvalidRequest(
+                f"cannot clone {_bare(source.url)}: {text[-500:]}", field="source.url"
+            ) from None
 
 
-async def _fetch(git: _Git, directory: str) -> None:
-    """The repository without a working tree: nothing of its content is interpreted out here."""
-    source = git.source
-    depth = ["--depth", str(source.depth)] if source.depth is not None else []
-    address, work = _with_credentials(source), f"{directory}.work"
-    whole = ["--no-checkout", "--quiet", "--separate-git-dir", directory]
-    await git.run("clone", *depth, *whole, "--", address, work)
-    if source.revision is not None:
-        base = ["--git-dir", directory, "--work-tree", work]
-        await git.run(*base, "fetch", "--quiet", *depth, address, source.revision)
-        await git.run(*base, "update-ref", "--no-deref", "HEAD", "FETCH_HEAD")
+def _bare(url: str) -> str:
+    """Return the URL without credentials, except the user of ssh, who is part of the address."""
+    parts = urlsplit(url)
+    user = f"{parts.username}@" if parts.username and parts.scheme == "ssh" else ""
+    return urlunsplit(parts._replace(netloc=user + parts.netloc.rpartition("@")[2]))
 
 
-def _with_credentials(source: GitSource) -> str:
-    if not source.username and not source.password:
-        return source.url
+def _login(source: GitSource) -> tuple[str, str]:
     parts = urlsplit(source.url)
-    who = f"{quote(source.username or '', safe='')}:{quote(source.password or '', safe='')}"
-    return urlunsplit(parts._replace(netloc=f"{who}@{parts.netloc.rpartition('@')[2]}"))
+    given = source.username or source.password
+    name, password = (source.username, source.password) if given else (parts.username, parts.password)
+    return (name or "", password or "") if given else (unquote(name or ""), unquote(password or ""))
 
 
-async def _git(command: list[str], source: GitSource, protocols: str) -> None:
-    environment = {
-        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
-        "HOME": "/nonexistent",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_ALLOW_PROTOCOL": protocols,
-        "LC_ALL": "C",
-    }
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-    except FileNotFoundError:
-        raise InvalidRequest(
-            "git is not installed on the server", field="source", hint="install git to use git sources"
-        ) from None
-    try:
-        _, errors = await asyncio.wait_for(process.communicate(), _FETCH_SECONDS)
-    except (TimeoutError, asyncio.CancelledError):
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        text = errors.decode(errors="replace").strip()
-        for secret in (source.password, source.username):
-            if secret:
-                text = text.replace(secret, "…").replace(quote(secret, safe=""), "…")
-        raise InvalidRequest(f"cannot clone {source.url}: {text[-500:]}", field="source.url")
+def _address(source: GitSource) -> str:
+    parts = urlsplit(_bare(source.url))
+    name, _ = _login(source)
+    if parts.scheme == "ssh" and name and not parts.username:
+        return urlunsplit(parts._replace(netloc=f"{quote(name, safe='')}@{parts.netloc}"))
+    return urlunsplit(parts)
+
+
+def _credentials(source: GitSource) -> list[tuple[str, str]]:
+    """Return configuration that sends credentials to that server alone.
+
+    Not as an argument: every user of the machine sees arguments of processes.
+    """
+    parts = urlsplit(_bare(source.url))
+    name, password = _login(source)
+    if parts.scheme not in ("http", "https") or not (name or password):
+        return []
+    encoded = base64.b64encode(f"{name}:{password}".encode()).decode()
+    return [(f"http.{parts.scheme}://{parts.netloc}/.extraHeader", f"Authorization: Basic {encoded}")]
 
 
 async def _inside(context: Context, session: Session, argv: list[str]) -> None:
-    """Run something in the session that is not one of its owner's processes."""
+    """Run a command in the session that is not listed among its processes."""
     ref = context.ref(session)
     name = new_id("fill", now_ms=context.now_ms())
-    await context.driver.start_process(
-        ref, ProcessSpec(name, tuple(argv), kill_after_ms=_FETCH_SECONDS * 1000)
+    process = await context.driver.start_process(
+        ref, ProcessSpec(name, tuple(argv), kill_after_ms=FETCH_SECONDS * 1000)
     )
-    ended = await context.driver.wait_process(ref, name)
-    if ended["exit_code"] != 0:
-        raise ProcessError(f"{' '.join(argv[:4])} failed inside the sandbox", exit_code=ended["exit_code"])
+    ended = await process.wait()
+    if ended.exit_code != 0:
+        raise ProcessError(f"{' '.join(argv[:4])} failed inside the sandbox", exit_code=ended.exit_code)
 
 
 async def _tar(directory: str) -> AsyncIterator[bytes]:
@@ -180,8 +182,8 @@ async def _tar(directory: str) -> AsyncIterator[bytes]:
         "tar", "-C", directory, "-cf", "-", ".", stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
-    while piece := await process.stdout.read(_PIECE):
-        yield piece
+    while chunk := await process.stdout.read(_CHUNK):
+        yield chunk
     if await process.wait():
         raise ProcessError("packing the repository failed")
 
@@ -189,88 +191,55 @@ async def _tar(directory: str) -> AsyncIterator[bytes]:
 # --- archives ------------------------------------------------------------------------------------------
 
 
-def is_public(address: str) -> bool:
-    """Whether it is none that sandboxes are kept from: the server is no way around that."""
-    return policy.special_kind(ipaddress.ip_address(address.partition("%")[0])) is None
+def _reach(context: Context) -> Reach:
+    settings = context.settings
+    return Reach(settings.private_sources, context.network.own_ports, settings.proxy)
 
 
-def _anything(address: str) -> bool:
-    del address
-    return True
+def _unreachable(host: str | None) -> InvalidRequest:
+    """The same error for an unknown name, a refused address and a port without a listener."""
+    return InvalidRequest(f"{host} cannot be reached", field="source.url", hint=HINT)
 
 
-def _not_public(host: str | None) -> InvalidRequest:
-    return InvalidRequest(
-        f"{host} is not a public address", field="source.url", hint="the operator can allow private sources"
-    )
+def open_url(url: str, reach: Reach) -> fetch.Exchange:
+    """Return the response to a GET, redirects followed; ``reach`` judges each address before a connection.
+
+    Raises:
+        Unreachable: an address is refused or does not answer.
+        ValueError: a redirect leads to another scheme than http and https.
+    """
+    for _ in range(_MOST_REDIRECTS + 1):
+        exchange = fetch.Exchange(fetch.connect(url, reach, timeout=_TIMEOUT), url, {})
+        if exchange.redirect is None:
+            return exchange
+        url = exchange.redirect
+        exchange.close()
+    raise http.client.HTTPException("too many redirects")
 
 
-class _Refused(OSError):
-    """A connection to an address that is not to be connected to."""
-
-
-def _guarded(kind: type[Any], check: Callable[[str], bool]) -> Any:
-    """A connection class that looks at whom it has reached before it says anything."""
-
-    class Guarded(kind):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            self._create_connection = self._connect_checked
-
-        def _connect_checked(self, address: tuple[str, int], *arguments: Any) -> socket.socket:
-            sock = socket.create_connection(address, *arguments)
-            if not check(str(sock.getpeername()[0])):
-                sock.close()
-                raise _Refused(f"{address[0]} is not a public address")
-            return sock
-
-    return Guarded
-
-
-class _Plain(HTTPHandler):
-    def __init__(self, check: Callable[[str], bool]) -> None:
-        super().__init__()
-        self._kind = _guarded(http.client.HTTPConnection, check)
-
-    def http_open(self, request: Request) -> http.client.HTTPResponse:
-        return self.do_open(self._kind, request)
-
-
-class _Secure(HTTPSHandler):
-    def __init__(self, check: Callable[[str], bool]) -> None:
-        super().__init__()
-        self._kind = _guarded(http.client.HTTPSConnection, check)
-
-    def https_open(self, request: Request) -> http.client.HTTPResponse:
-        return self.do_open(self._kind, request)
-
-
-def open_url(url: str, check: Callable[[str], bool]) -> http.client.HTTPResponse:
-    """A response, redirections followed; ``check`` decides about each address that is connected to."""
-    opener = OpenerDirector()
-    # No more than these: the usual set would follow a redirection to other schemes, past the check.
-    for handler in (
-        ProxyHandler(),
-        _Plain(check),
-        _Secure(check),
-        HTTPRedirectHandler(),
-        HTTPDefaultErrorHandler(),
-        HTTPErrorProcessor(),
-        UnknownHandler(),
-    ):
-        opener.add_handler(handler)
-    response: http.client.HTTPResponse = opener.open(Request(url), timeout=60)
-    return response
-
-
-async def _download(url: str, check: Callable[[str], bool]) -> AsyncIterator[bytes]:
+async def _download(url: str, reach: Reach, settings: Settings) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
+    most, seconds = settings.max_source_bytes, settings.max_pull_ms / 1000
+    size, until = 0, time.monotonic() + seconds
     try:
-        response = await loop.run_in_executor(None, open_url, url, check)
-        with response:
-            while piece := await loop.run_in_executor(None, response.read, _PIECE):
-                yield piece
-    except (OSError, http.client.HTTPException) as error:
-        if isinstance(getattr(error, "reason", None), _Refused):
-            raise _not_public(urlsplit(url).hostname) from None
-        raise InvalidRequest(f"cannot fetch {url}: {error}", field="source.url") from None
+        exchange = await loop.run_in_executor(None, open_url, url, reach)
+        with exchange:
+            response = exchange.response
+            if not 200 <= response.status < 300:
+                raise InvalidRequest(
+                    f"cannot fetch {url}: the server answers {response.status}", field="source.url"
+                )
+            # What has arrived, and no more: a server that sends a byte a minute must not hold a thread.
+            while chunk := await loop.run_in_executor(None, response.read1, _CHUNK):
+                size += len(chunk)
+                if size > most:
+                    raise too_large(most)
+                if time.monotonic() > until:
+                    raise too_slow(seconds)
+                yield chunk
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
+    except Unreachable as error:
+        raise _unreachable(error.host) from None
+    except (*fetch.NETWORK_ERRORS, ValueError):
+        raise InvalidRequest(f"cannot fetch {url}: the connection broke off", field="source.url") from None

@@ -1,13 +1,26 @@
 """Metadata: projects, tokens, sandboxes, sessions, processes, snapshots, drives, events.
 
-=============  ==================================================================================
-`facade`       `Store`, one attribute per noun, transactions over all of them
-`rows`         the frozen values that go in and come out
-`sandboxes`…   one module per noun, holding all SQL about it
-`pages`        cursors that stay correct while rows come and go
-`tables`       rows to columns and back; `database` what is asked of a database; `sqlite` the embedded one
-`migrations`   the schema as ordered steps
-=============  ==================================================================================
+``facade``      `Store`: one attribute per noun, transactions over all of them
+``rows``        the frozen values that go in and come out
+``projects``    the scopes that names, tokens and lists belong to
+``tokens``      tokens: who may act in a project
+``sandboxes``   names, configuration, and where each sandbox points
+``sessions``    each execution of a sandbox; the only writer of a sandbox's status
+``processes``   a record of everything run in a session
+``snapshots``   immutable filesystem states, as a tree
+``drives``      named filesystems, written by one session at a time
+``secrets``     sealed values by logical name, per project
+``policies``    network policies in the rows of sandboxes and sessions
+``addresses``   a number for each declared port, unique in the installation
+``events``      what happened, in the order it was recorded
+``identities``  the store's own id, and a number that grows as it changes
+``identity``    checks that a store belongs to its data directory
+``counting``    how much a store knows, read without opening it
+``pages``       pages of lists that stay correct while rows come and go
+``tables``      frozen rows to database tuples and back
+``database``    the interface that a database implements
+``sqlite``      the embedded database: one SQLite file in write-ahead mode
+``migrations``  the schema as ordered steps
 
 What callers may rely on:
 

@@ -40,5 +40,22 @@ class Database(Protocol):
     def sync(self) -> None:
         """Return when everything committed so far survives loss of power."""
 
+    @property
+    def changes(self) -> int:
+        """A number that is another one when something was written through this object."""
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether `checkpoint` may be called in another thread."""
+
+    def checkpoint(self) -> bool:
+        """Write the log back; whether all of it is back and safe from loss of power."""
+
+    def rewrite(self) -> None:
+        """Write everything anew, so that no file has anything of what was there before."""
+
+    def check(self) -> None:
+        """Read everything through. Raises `StoreError` when it is damaged."""
+
     def close(self) -> None:
         """Release the connection. Calling it twice is harmless."""

@@ -1,7 +1,7 @@
 """Drives: named filesystems, written by one session at a time.
 
 A drive is released when its session ends (`sandkeep.store.sessions`), so what that session wrote has to be
-committed before: whoever attaches next starts from the committed layer.
+committed before: the next session that attaches it starts from the committed layer.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from sandkeep.errors import DriveAttached, NameTaken, NotFound
 from sandkeep.store.database import Database, UniqueViolation
 from sandkeep.store.pages import Page, PageRequest, Sort, choose_sort
 from sandkeep.store.rows import Drive
-from sandkeep.store.tables import Conditions, Table
+from sandkeep.store.tables import Conditions, RowTable
 
-_TABLE = Table("drives", Drive)
+_TABLE = RowTable("drives", Drive)
 
 SORTS = (
     Sort("created", "drives.created_ms", int),

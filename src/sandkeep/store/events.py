@@ -14,9 +14,9 @@ from typing import Any
 from sandkeep.store.database import Database
 from sandkeep.store.pages import Page, PageRequest, Sort
 from sandkeep.store.rows import Event
-from sandkeep.store.tables import JSON, Conditions, Table
+from sandkeep.store.tables import JSON, Conditions, RowTable
 
-_TABLE = Table("events", Event)
+_TABLE = RowTable("events", Event)
 
 RECORDED = Sort("recorded", "events.sequence", int)
 
@@ -89,6 +89,13 @@ class Events:
                 waiting.discard(waiter)
                 if not waiting:
                     del self._waiting[key]
+
+    def mentioned_everywhere(self, kind: str, text: str) -> bool:
+        """Whether some project has an event of this kind whose data contains ``text``, an id say."""
+        return (
+            self._db.one("SELECT 1 FROM events WHERE kind = $1 AND instr(data, $2) > 0", kind, text)
+            is not None
+        )
 
     def page(
         self,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractContextManager
 from types import TracebackType
 
 from sandkeep.store.database import Database
 from sandkeep.store.drives import Drives
 from sandkeep.store.events import Events
+from sandkeep.store.identities import Identities
 from sandkeep.store.migrations import migrate
+from sandkeep.store.policies import Policies
 from sandkeep.store.processes import Processes
 from sandkeep.store.projects import Projects
 from sandkeep.store.rows import ACTIVE_SQL
@@ -34,14 +37,17 @@ class Store:
         self.drives = Drives(db)
         self.events = Events(db)
         self.secrets = Secrets(db)
+        self.identity = Identities(db)
+        self.policies = Policies(db)
 
     @classmethod
-    def open(cls, path: str, *, now_ms: int) -> Store:
+    def open(cls, path: str, *, now_ms: int, alone: bool = False) -> Store:
         """Open the SQLite file at ``path``, made or migrated as needed.
 
-        Raises `SchemaTooNew` for a database of a newer sandkeep and `StoreError` for anything unusable.
+        Raises `SchemaTooNew` for a database of a newer sandkeep, `NoSpace` where its disk is full, and
+        `StoreError` for anything unusable. ``alone`` keeps others out while it is open.
         """
-        db = SqliteDatabase(path)
+        db = SqliteDatabase(path, alone=alone)
         try:
             migrate(db, now_ms=now_ms)
         except BaseException:
@@ -53,6 +59,10 @@ class Store:
         """Make several calls one: all happen or none. No ``await`` inside; nesting is refused."""
         return self._db.transaction()
 
+    def rewrite(self) -> None:
+        """Write the store anew, so that its files have nothing of rows that were changed or deleted."""
+        self._db.rewrite()
+
     def layers_in_use(self) -> set[str]:
         """Layers that snapshots, active sessions and drives start from. What is below them is needed too."""
         found = self._db.all(
@@ -63,17 +73,58 @@ class Store:
         )
         return {row[0] for row in found}
 
-    def holders(self) -> set[str]:
-        """Everything that may refer to a layer: live snapshots, drives, active sessions."""
+    def holders(self) -> dict[str, str | None]:
+        """Everything that may refer to a layer, and to which one; ``None`` for any.
+
+        An active session may be on the way to a layer that is not written down yet: its own, or one of a
+        drive that it writes to. A session that reads a drive refers to the layer the drive had at its start.
+        """
         found = self._db.all(
-            "SELECT id FROM snapshots WHERE status = 'created' UNION SELECT id FROM drives"
-            f" UNION SELECT id FROM sessions WHERE status IN ({ACTIVE_SQL})"
+            "SELECT id, layer FROM snapshots WHERE status = 'created'"
+            " UNION SELECT id, CASE WHEN current_session IS NULL THEN layer END FROM drives"
+            f" UNION SELECT id, NULL FROM sessions WHERE status IN ({ACTIVE_SQL})"
         )
-        return {row[0] for row in found}
+        return {row[0]: row[1] for row in found}
+
+    def holds(self) -> dict[str, str]:
+        """Which layer each live snapshot and each drive refers to."""
+        found = self._db.all(
+            "SELECT id, layer FROM snapshots WHERE status = 'created'"
+            " UNION SELECT id, layer FROM drives WHERE layer IS NOT NULL"
+        )
+        return dict(found)
 
     def sync(self) -> None:
-        """Return when everything committed so far survives loss of power. Takes milliseconds."""
+        """Return when everything committed so far survives loss of power. Any thread may call it."""
         self._db.sync()
+
+    @property
+    def changes(self) -> int:
+        """A number that is another one when something was written through this object."""
+        return self._db.changes
+
+    async def write_back(self) -> bool:
+        """Write the log back, in a thread where the database can be used in two; whether all of it is back.
+
+        What was committed before is then in the main file, safe from loss of power and of the log.
+        """
+        return await asyncio.to_thread(self._db.checkpoint) if self._db.concurrent else self._db.checkpoint()
+
+    def checkpoint(self) -> bool:
+        """`write_back`, waiting for it."""
+        return self._db.checkpoint()
+
+    def check(self) -> None:
+        """Read the database through. Raises `StoreError` when it is damaged."""
+        self._db.check()
+
+    def is_empty(self) -> bool:
+        """Whether it knows of nothing on disk."""
+        found = self._db.one(
+            "SELECT 1 FROM sandboxes UNION ALL SELECT 1 FROM sessions UNION ALL SELECT 1 FROM snapshots"
+            " UNION ALL SELECT 1 FROM drives LIMIT 1"
+        )
+        return found is None
 
     def close(self) -> None:
         self._db.close()

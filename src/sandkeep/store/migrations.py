@@ -7,9 +7,11 @@ leaves the old one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
 from sandkeep.errors import SchemaTooNew
+from sandkeep.store import addresses
 from sandkeep.store.database import Database
 from sandkeep.store.sqlite import SqliteDatabase
 
@@ -35,7 +37,92 @@ def actors(db: Database) -> None:
     db.run("ALTER TABLE events ADD COLUMN sandbox_name TEXT")
 
 
-STEPS: tuple[Step, ...] = (first_schema, secrets, actors)
+def identity(db: Database) -> None:
+    db.run("CREATE TABLE identity (id TEXT NOT NULL, generation BIGINT NOT NULL)")
+
+
+def intentions(db: Database) -> None:
+    """Add columns for intended operations, so that the server that starts after a crash finishes them."""
+    db.run("ALTER TABLE sandboxes ADD COLUMN destroying TEXT")
+    db.run("CREATE INDEX condemned_sandboxes ON sandboxes (project) WHERE destroying IS NOT NULL")
+    db.run("ALTER TABLE sessions ADD COLUMN ending TEXT")
+    db.run("ALTER TABLE snapshots ADD COLUMN unwanted INTEGER NOT NULL DEFAULT 0")
+    db.run("CREATE INDEX unwanted_snapshots ON snapshots (project) WHERE unwanted = 1 AND status = 'created'")
+
+
+def persistence_of_sessions(db: Database) -> None:
+    """Give each session its own ``persistent`` from its start; later changes of its sandbox do not count."""
+    db.run("ALTER TABLE sessions ADD COLUMN persistent INTEGER NOT NULL DEFAULT 0")
+    db.run(
+        "UPDATE sessions SET persistent = 1"
+        " WHERE sandbox IN (SELECT id FROM sandboxes WHERE sandboxes.persistent = 1)"
+    )
+
+
+def sources_of_sandboxes(db: Database) -> None:
+    db.run("ALTER TABLE sandboxes ADD COLUMN source TEXT")
+
+
+def chosen_snapshots(db: Database) -> None:
+    db.run("ALTER TABLE sessions ADD COLUMN rolled_back INTEGER NOT NULL DEFAULT 0")
+
+
+def origins(db: Database) -> None:
+    """What a sandbox restored from a snapshot has of the one that made it, which may be gone by then."""
+    for column in ("runtime", "cwd"):
+        db.run(f"ALTER TABLE snapshots ADD COLUMN {column} TEXT")
+        db.run(
+            f"UPDATE snapshots SET {column} ="
+            f" (SELECT {column} FROM sessions WHERE sessions.id = snapshots.source_session)"
+        )
+
+
+def addresses_of_ports(db: Database) -> None:
+    db.run(
+        "CREATE TABLE addresses (number BIGINT PRIMARY KEY,"
+        " sandbox TEXT NOT NULL REFERENCES sandboxes (id) ON DELETE CASCADE, port BIGINT NOT NULL,"
+        " UNIQUE (sandbox, port))"
+    )
+    found = db.all("SELECT id, ports FROM sandboxes WHERE ports != '[]' ORDER BY created_ms, id")
+    for sandbox, ports in found:
+        addresses.assign(db, str(sandbox), json.loads(str(ports)))
+
+
+def sealed_policies(db: Database) -> None:
+    """From here on header values of policies are sealed, and who would send them as they are must not start.
+
+    The engine seals what is there: it has the key.
+    """
+
+
+def exact_resources(db: Database) -> None:
+    """Whether the caller asked for the limits of a sandbox. Those of earlier versions stay best effort."""
+    db.run("ALTER TABLE sandboxes ADD COLUMN exact_resources INTEGER NOT NULL DEFAULT 0")
+
+
+def lifetimes_of_sandboxes(db: Database) -> None:
+    """Add when the server destroys a sandbox by itself: when its session ends, or at a time."""
+    db.run("ALTER TABLE sandboxes ADD COLUMN destroy_on_stop INTEGER NOT NULL DEFAULT 0")
+    db.run("ALTER TABLE sandboxes ADD COLUMN delete_after_ms BIGINT")
+    db.run("ALTER TABLE sandboxes ADD COLUMN delete_at_ms BIGINT")
+    db.run("CREATE INDEX sandboxes_by_lifetime ON sandboxes (delete_at_ms) WHERE delete_at_ms IS NOT NULL")
+
+
+STEPS: tuple[Step, ...] = (
+    first_schema,
+    secrets,
+    actors,
+    identity,
+    intentions,
+    persistence_of_sessions,
+    sources_of_sandboxes,
+    chosen_snapshots,
+    origins,
+    addresses_of_ports,
+    sealed_policies,
+    exact_resources,
+    lifetimes_of_sandboxes,
+)
 
 
 def migrate(db: SqliteDatabase, *, now_ms: int, steps: Sequence[Step] = STEPS) -> int:
@@ -46,7 +133,7 @@ def migrate(db: SqliteDatabase, *, now_ms: int, steps: Sequence[Step] = STEPS) -
     [(version,)] = db.all("PRAGMA user_version")
     if version == len(steps):
         return len(steps)
-    # Another process may be doing the same; whoever gets the lock second finds the work done.
+    # Another process may be migrating, too; the one that gets the lock second finds the work done.
     with db.transaction():
         [(version,)] = db.all("PRAGMA user_version")
         if version > len(steps):

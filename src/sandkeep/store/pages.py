@@ -1,8 +1,8 @@
 """Pages of a list that changes while it is read.
 
 A cursor names the last row seen by its sort key and id, not by its position. Rows added or removed
-elsewhere then move nothing: whatever was there before the first page, is still there, and kept its sort
-key, is seen exactly once.
+elsewhere then move nothing: a row that was there before the first page, is still there, and kept its sort
+key is seen exactly once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LARGEST_PAGE = 100
 DEFAULT_PAGE = 20
 _LONGEST_CURSOR = 2048
 
-Item = TypeVar("Item", covariant=True)
+_Item = TypeVar("_Item", covariant=True)
 Order = Literal["asc", "desc"]
 
 
@@ -47,8 +47,8 @@ class PageRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Generic[Item]):
-    items: tuple[Item, ...]
+class Page(Generic[_Item]):
+    items: tuple[_Item, ...]
     next: str | None
     """Cursor of the following page; ``None`` when this one is the last."""
 

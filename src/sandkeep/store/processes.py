@@ -5,9 +5,9 @@ from __future__ import annotations
 from sandkeep.errors import NotFound
 from sandkeep.store.database import Database
 from sandkeep.store.rows import Process, ProcessKind, ProcessStatus
-from sandkeep.store.tables import Table
+from sandkeep.store.tables import RowTable
 
-_TABLE = Table("processes", Process)
+_TABLE = RowTable("processes", Process)
 
 
 class Processes:
@@ -18,7 +18,7 @@ class Processes:
         _TABLE.insert(self._db, process)
 
     def find(self, process: str) -> Process | None:
-        """By id alone, in whatever project: the caller compares ``project`` before showing anything."""
+        """Find by id alone, in any project: the caller compares ``project`` before showing anything."""
         return _TABLE.find(self._db, "id = {}", process)
 
     def get(self, project: str, session: str, process: str) -> Process:
@@ -34,14 +34,18 @@ class Processes:
         *,
         exit_code: int | None,
         now_ms: int,
+        duration_ms: int | None = None,
         reason: str | None = None,
     ) -> Process:
-        """Record the end of a running process; one that has ended already is returned as it is."""
+        """Record the end of a running process; one that has ended already is returned as it is.
+
+        ``duration_ms`` is by default the difference of two readings of the wall clock, which may be set.
+        """
         changes = {
             "status": status,
             "exit_code": exit_code,
             "finished_ms": now_ms,
-            "duration_ms": max(0, now_ms - process.started_ms),
+            "duration_ms": max(0, now_ms - process.started_ms) if duration_ms is None else duration_ms,
             "reason": reason,
         }
         which = "project = {} AND id = {} AND status = 'running'"
@@ -59,7 +63,7 @@ class Processes:
         )
 
     def observed_everywhere(self, session: str) -> list[str]:
-        """Ids of the processes of a session, of whatever project, that ran outside it."""
+        """Return the ids of the processes of a session, in any project, that ran outside it."""
         rows = self._db.all(
             "SELECT id FROM processes WHERE session = $1 AND kind = $2", session, ProcessKind.OBSERVED
         )

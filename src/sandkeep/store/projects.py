@@ -5,9 +5,9 @@ from __future__ import annotations
 from sandkeep.errors import NotFound
 from sandkeep.store.database import Database
 from sandkeep.store.rows import Project
-from sandkeep.store.tables import Table
+from sandkeep.store.tables import RowTable
 
-_TABLE = Table("projects", Project)
+_TABLE = RowTable("projects", Project)
 
 
 class Projects:

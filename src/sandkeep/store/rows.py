@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict
 
+from sandkeep.states import ProcessStatus as ProcessStatus
+from sandkeep.states import SessionStatus as SessionStatus
+from sandkeep.states import SnapshotMethod as SnapshotMethod
+from sandkeep.states import SnapshotStatus as SnapshotStatus
 from sandkeep.store.tables import BOOL, JSON, TUPLE, Codec
-from sandkeep.types import ProcessStatus as ProcessStatus
-from sandkeep.types import SessionStatus as SessionStatus
-from sandkeep.types import SnapshotMethod as SnapshotMethod
-from sandkeep.types import SnapshotStatus as SnapshotStatus
 
 ACTIVE = frozenset(
     {SessionStatus.PENDING, SessionStatus.RUNNING, SessionStatus.STOPPING, SessionStatus.SNAPSHOTTING}
@@ -44,7 +44,7 @@ class KeepLast:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class StoredMount:
     """A drive shown at a path of the sandbox."""
 
     drive: str
@@ -52,12 +52,39 @@ class Mount:
     """``read-write`` or ``snapshot``."""
 
 
-def _decode_mounts(text: str) -> dict[str, Mount]:
-    return {path: Mount(**mount) for path, mount in JSON.decode(text).items()}
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """That a sandbox is being destroyed, and how: written down before anything is done about it."""
+
+    delete_orphan_snapshots: bool
+    actor: str | None = None
+    """Who asked, for the event that says it is done."""
+    reason: str | None = None
+    """Why, when no caller asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a session is to end: written down before anything is done about it."""
+
+    keep: bool
+    """Whether its files become a snapshot; else they are thrown away."""
+    method: str
+    """The `SnapshotMethod` of that snapshot."""
+    lifetime_ms: int | None = None
+    """What the caller asked for that snapshot."""
+    reason: str | None = None
+    """Why, when it was not asked for."""
+
+
+def _decode_mounts(text: str) -> dict[str, StoredMount]:
+    return {path: StoredMount(**mount) for path, mount in JSON.decode(text).items()}
 
 
 _KEEP_LAST = Codec(lambda keep: JSON.encode(asdict(keep)), lambda text: KeepLast(**JSON.decode(text)))
 _MOUNTS = Codec(lambda mounts: JSON.encode({p: asdict(m) for p, m in mounts.items()}), _decode_mounts)
+_REMOVAL = Codec(lambda removal: JSON.encode(asdict(removal)), lambda text: Removal(**JSON.decode(text)))
+_ENDING = Codec(lambda ending: JSON.encode(asdict(ending)), lambda text: Ending(**JSON.decode(text)))
 _SESSION_STATUS = Codec(str, SessionStatus)
 
 
@@ -114,7 +141,7 @@ class Sandbox:
     ports: tuple[int, ...] = field(default=(), metadata=TUPLE.column)
     network_policy: Mapping[str, Any] | None = field(default=None, metadata=JSON.column)
     network_id: str | None = None
-    mounts: Mapping[str, Mount] = field(default_factory=dict, metadata=_MOUNTS.column)
+    mounts: Mapping[str, StoredMount] = field(default_factory=dict, metadata=_MOUNTS.column)
     snapshot_expiration_ms: int | None = None
     """Lifetime given to new snapshots; 0 is for ever, ``None`` the server's default."""
     keep_last_snapshots: KeepLast | None = field(default=None, metadata=_KEEP_LAST.column)
@@ -125,6 +152,43 @@ class Sandbox:
     total_duration_ms: int = 0
     total_ingress_bytes: int = 0
     total_egress_bytes: int = 0
+    destroying: Removal | None = field(default=None, metadata=_REMOVAL.column)
+    """Set while it is being destroyed. To callers it is gone from then on, but its name is not free yet."""
+    source: Mapping[str, Any] | None = field(default=None, metadata=JSON.column)
+    """What its files started with, without credentials; ``None`` for its image alone."""
+    exact_resources: bool = field(default=False, metadata=BOOL.column)
+    """Its sessions start only where the host enforces or watches the limits of processors and memory."""
+    destroy_on_stop: bool = field(default=False, metadata=BOOL.column)
+    delete_after_ms: int | None = None
+    delete_at_ms: int | None = None
+    """When the server destroys it: ``delete_after_ms`` after its creation, or after a change of that."""
+
+
+class SandboxChanges(TypedDict, total=False):
+    """The columns of a sandbox that may change after creation."""
+
+    image: str
+    runtime: str | None
+    vcpus: int
+    memory_mb: int
+    exact_resources: bool
+    timeout_ms: int
+    idle_timeout_ms: int | None
+    persistent: bool
+    env: Mapping[str, str]
+    tags: Mapping[str, str]
+    ports: tuple[int, ...]
+    network_policy: Mapping[str, Any] | None
+    network_id: str | None
+    mounts: Mapping[str, StoredMount]
+    snapshot_expiration_ms: int | None
+    keep_last_snapshots: KeepLast | None
+    destroy_on_stop: bool
+    delete_after_ms: int | None
+    delete_at_ms: int | None
+    current_snapshot: str | None
+    region: str
+    failover_regions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +201,7 @@ class Session:
     status: SessionStatus = field(metadata=_SESSION_STATUS.column)
     host: str
     generation: int = 1
-    """Raised when another host takes the session over, so that what the former one says can be told apart."""
+    """Raised when another host takes the session over, so that late messages of the former are known."""
     requested_ms: int
     created_ms: int
     updated_ms: int
@@ -161,7 +225,7 @@ class Session:
     ports: tuple[int, ...] = field(default=(), metadata=TUPLE.column)
     network_policy: Mapping[str, Any] | None = field(default=None, metadata=JSON.column)
     network_id: str | None = None
-    mounts: Mapping[str, Mount] = field(default_factory=dict, metadata=_MOUNTS.column)
+    mounts: Mapping[str, StoredMount] = field(default_factory=dict, metadata=_MOUNTS.column)
     interactive_port: int | None = None
     driver: str
     barriers: Mapping[str, Any] = field(default_factory=dict, metadata=JSON.column)
@@ -171,6 +235,12 @@ class Session:
     duration_ms: int = 0
     ingress_bytes: int = 0
     egress_bytes: int = 0
+    ending: Ending | None = field(default=None, metadata=_ENDING.column)
+    """Set from the moment it begins to end."""
+    persistent: bool = field(default=False, metadata=BOOL.column)
+    """Whether its sandbox was persistent when it started."""
+    rolled_back: bool = field(default=False, metadata=BOOL.column)
+    """A caller chose the current snapshot while it ran: the snapshot of its end does not become current."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +286,11 @@ class Snapshot:
     synced_ms: int | None = None
     """When it became safe from loss of power."""
     method: SnapshotMethod = field(metadata=Codec(str, SnapshotMethod).column)
+    unwanted: bool = field(default=False, metadata=BOOL.column)
+    """It was to go with its sandbox and others used it. It goes with the last of those."""
+    runtime: str | None = None
+    cwd: str | None = None
+    """Both of the session that made it; ``None`` where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +323,6 @@ class Event:
     kind: str
     data: Mapping[str, Any] = field(default_factory=dict, metadata=JSON.column)
     actor: str | None = None
-    """Who had it done: ``token:`` and its id, or ``user:`` and a number; nobody when it came by itself."""
+    """Who caused it: ``token:`` and its id, or ``user:`` and a number; ``None`` for the server itself."""
     sandbox_name: str | None = None
     """What the sandbox was called, which may be gone by now."""

@@ -1,22 +1,23 @@
 """Sandboxes: names, configuration, and where each points.
 
-Names are unique in a project and free after `Sandboxes.delete`.
+Names are unique in a project and free after `Sandboxes.delete`. A sandbox that is *condemned* is being
+destroyed: `find`, `get` and lists no longer know it, and its name is not free yet.
 
 ``status`` and ``current_session`` are not changed here: they follow the session (`sandkeep.store.sessions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypedDict, Unpack
+from typing import Unpack
 
 from sandkeep.errors import NameTaken, NotFound, WrongState
+from sandkeep.store import addresses
 from sandkeep.store.database import Database, UniqueViolation
 from sandkeep.store.pages import Page, PageRequest, Sort, choose_sort
-from sandkeep.store.rows import ACTIVE_SQL, KeepLast, Mount, Sandbox, SessionStatus
-from sandkeep.store.tables import Conditions, Table
+from sandkeep.store.rows import ACTIVE_SQL, Removal, Sandbox, SandboxChanges, SessionStatus, StoredMount
+from sandkeep.store.tables import Conditions, RowTable
 
-_TABLE = Table("sandboxes", Sandbox)
+_TABLE = RowTable("sandboxes", Sandbox)
 
 SORTS = (
     Sort("created", "sandboxes.created_ms", int),
@@ -24,29 +25,6 @@ SORTS = (
     Sort("status_updated", "sandboxes.status_updated_ms", int),
     Sort("current_snapshot", "COALESCE(sandboxes.current_snapshot, '')", str),
 )
-
-
-class SandboxChanges(TypedDict, total=False):
-    """What may change after creation."""
-
-    image: str
-    runtime: str | None
-    vcpus: int
-    memory_mb: int
-    timeout_ms: int
-    idle_timeout_ms: int | None
-    persistent: bool
-    env: Mapping[str, str]
-    tags: Mapping[str, str]
-    ports: tuple[int, ...]
-    network_policy: Mapping[str, Any] | None
-    network_id: str | None
-    mounts: Mapping[str, Mount]
-    snapshot_expiration_ms: int | None
-    keep_last_snapshots: KeepLast | None
-    current_snapshot: str | None
-    region: str
-    failover_regions: tuple[str, ...]
 
 
 class Sandboxes:
@@ -59,16 +37,18 @@ class Sandboxes:
             with self._db.atomic():
                 _TABLE.insert(self._db, sandbox)
                 self._index_tags(sandbox)
+                addresses.assign(self._db, sandbox.id, sandbox.ports)
         except UniqueViolation:
             raise NameTaken(f"a sandbox named {sandbox.name} exists", name=sandbox.name) from None
 
     def find(self, project: str, name: str) -> Sandbox | None:
-        return _TABLE.find(self._db, "project = {} AND name = {}", project, name)
+        return _TABLE.find(self._db, "project = {} AND name = {} AND destroying IS NULL", project, name)
 
     def get(self, project: str, name: str) -> Sandbox:
         return self._existing(self.find(project, name), name)
 
     def find_by_id(self, project: str, sandbox: str) -> Sandbox | None:
+        """The sandbox, condemned or not."""
         return _TABLE.find(self._db, "project = {} AND id = {}", project, sandbox)
 
     def update(self, project: str, name: str, *, now_ms: int, **changes: Unpack[SandboxChanges]) -> Sandbox:
@@ -81,15 +61,55 @@ class Sandboxes:
             if "tags" in changes:
                 self._db.run("DELETE FROM sandbox_tags WHERE sandbox = $1", row.id)
                 self._index_tags(row)
+            if "ports" in changes:
+                addresses.assign(self._db, row.id, row.ports)
         return row
 
+    def addresses(self, project: str, sandbox: str) -> dict[int, int]:
+        """Port to a number that stands for this port of this sandbox only, below `addresses.SPACE`.
+
+        A port may have none: when nearly all numbers are taken.
+        """
+        found = self._db.all(
+            "SELECT port, number FROM addresses JOIN sandboxes ON sandboxes.id = addresses.sandbox"
+            " WHERE sandboxes.project = $1 AND sandboxes.id = $2",
+            project,
+            sandbox,
+        )
+        return {int(port): int(number) for port, number in found}
+
+    def condemn(self, project: str, name: str, removal: Removal, *, now_ms: int) -> Sandbox:
+        """Write down that the sandbox is to be destroyed. Asked again, it can only take more along."""
+        with self._db.atomic():
+            before = self.condemned(project, name) or self.get(project, name)
+            if before.destroying is not None:
+                both = before.destroying.delete_orphan_snapshots or removal.delete_orphan_snapshots
+                removal = Removal(both, before.destroying.actor, before.destroying.reason)
+            row = _TABLE.update(self._db, {"destroying": removal, "updated_ms": now_ms}, "id = {}", before.id)
+            assert row is not None
+        return row
+
+    def condemned(self, project: str, name: str) -> Sandbox | None:
+        """The sandbox of that name that is being destroyed."""
+        return _TABLE.find(self._db, "project = {} AND name = {} AND destroying IS NOT NULL", project, name)
+
+    def condemned_everywhere(self) -> list[Sandbox]:
+        """Every project's sandboxes whose destruction has not come to its end."""
+        return _TABLE.select(self._db, "destroying IS NOT NULL", order="created_ms, id")
+
+    def overdue_everywhere(self, *, now_ms: int) -> list[Sandbox]:
+        """Every project's sandboxes whose lifetime has ended and whose destruction has not begun."""
+        return _TABLE.select(
+            self._db, "delete_at_ms <= {} AND destroying IS NULL", now_ms, order="delete_at_ms, id"
+        )
+
     def delete(self, project: str, name: str) -> Sandbox:
-        """Forget the sandbox and free its name; sessions and snapshots stay, belonging to nobody.
+        """Delete the sandbox's row and free its name; sessions and snapshots stay, without a sandbox.
 
         Raises `WrongState` while a session is active: nothing would be left to stop it by.
         """
         with self._db.atomic():
-            row = self.get(project, name)
+            row = self.condemned(project, name) or self.get(project, name)
             busy = self._db.one(
                 f"SELECT id FROM sessions WHERE sandbox = $1 AND status IN ({ACTIVE_SQL})",
                 row.id,
@@ -110,7 +130,7 @@ class Sandboxes:
         status: SessionStatus | None = None,
     ) -> Page[Sandbox]:
         """One page of the project's sandboxes. A name prefix implies the order by name."""
-        where = Conditions().add("sandboxes.project = {}", project)
+        where = Conditions().add("sandboxes.project = {} AND sandboxes.destroying IS NULL", project)
         if name_prefix is not None:
             sort = "name"
             where.add_prefix("sandboxes.name", name_prefix)
@@ -124,8 +144,17 @@ class Sandboxes:
             where.add("sandboxes.status = {}", status)
         return _TABLE.page(self._db, where, choose_sort(SORTS, sort), request or PageRequest())
 
+    def mounting(self, project: str, drive: str, *, mode: str) -> list[Sandbox]:
+        """The sandboxes that are configured to mount a drive so."""
+        mounted = _TABLE.select(
+            self._db, "project = {} AND mounts != '{{}}' AND destroying IS NULL", project, order="name"
+        )
+        return [row for row in mounted if any(m == StoredMount(drive, mode) for m in row.mounts.values())]
+
     def count(self, project: str) -> int:
-        found = self._db.one("SELECT count(*) FROM sandboxes WHERE project = $1", project)
+        found = self._db.one(
+            "SELECT count(*) FROM sandboxes WHERE project = $1 AND destroying IS NULL", project
+        )
         assert found is not None
         return int(found[0])
 

@@ -1,6 +1,6 @@
 """Sessions: each execution of a sandbox, and the only writer of a sandbox's status.
 
-Two promises are kept by the database itself, whoever calls: a sandbox has at most one active session, and a
+The database itself keeps two promises, for every caller: a sandbox has at most one active session, and a
 session never leaves a terminal status. Ending a session settles everything that hung on it in the same
 transaction: usage is added to the sandbox's totals, processes still open become ``lost``, drives are
 released.
@@ -14,10 +14,10 @@ from typing import Any, TypedDict, Unpack
 from sandkeep.errors import NotFound, WrongState
 from sandkeep.store.database import Database, UniqueViolation
 from sandkeep.store.pages import Page, PageRequest, Sort
-from sandkeep.store.rows import ACTIVE_SQL, TERMINAL, Session, SessionStatus
-from sandkeep.store.tables import Conditions, Table
+from sandkeep.store.rows import ACTIVE_SQL, TERMINAL, Ending, Session, SessionStatus, StoredMount
+from sandkeep.store.tables import Conditions, RowTable
 
-_TABLE = Table("sessions", Session)
+_TABLE = RowTable("sessions", Session)
 
 CREATED = Sort("created", "sessions.created_ms", int)
 
@@ -55,6 +55,8 @@ class SessionChanges(TypedDict, total=False):
     duration_ms: int
     ingress_bytes: int
     egress_bytes: int
+    ending: Ending
+    rolled_back: bool
 
 
 class Sessions:
@@ -80,7 +82,7 @@ class Sessions:
             ) from None
 
     def find(self, session: str) -> Session | None:
-        """By id alone, in whatever project: the caller compares ``project`` before showing anything."""
+        """Find by id alone, in any project: the caller compares ``project`` before showing anything."""
         return _TABLE.find(self._db, "id = {}", session)
 
     def get(self, project: str, session: str) -> Session:
@@ -149,6 +151,10 @@ class Sessions:
         ended = self.get(project, session)
         raise WrongState(f"session {session} is {ended.status}", session=session, status=ended.status)
 
+    def set_mounts(self, project: str, session: str, mounts: Mapping[str, StoredMount]) -> None:
+        """For a session that was found without a record of its own: the drives it has turned out to have."""
+        _TABLE.update(self._db, {"mounts": mounts}, "project = {} AND id = {}", project, session)
+
     def page(
         self, project: str, request: PageRequest | None = None, *, sandbox: str | None = None
     ) -> Page[Session]:
@@ -171,15 +177,14 @@ class Sessions:
             self._db, f"host = {{}} AND status IN ({ACTIVE_SQL})", host, order="created_ms, id"
         )
 
-    def due_on_host(self, host: str, *, now_ms: int) -> list[Session]:
-        """Every project's running sessions on a host whose deadline has passed."""
-        # The list of all active statuses is what lets the partial index serve this.
+    def standing_on(self, project: str, image: str) -> list[Session]:
+        """The project's active sessions on an image, by its id."""
         return _TABLE.select(
             self._db,
-            f"host = {{}} AND status IN ({ACTIVE_SQL}) AND status = 'running' AND deadline_ms <= {{}}",
-            host,
-            now_ms,
-            order="deadline_ms, id",
+            f"project = {{}} AND image = {{}} AND status IN ({ACTIVE_SQL})",
+            project,
+            image,
+            order="created_ms, id",
         )
 
     def forget_everywhere(self, *, before_ms: int) -> int:

@@ -10,9 +10,9 @@ from sandkeep.errors import NotFound
 from sandkeep.store.database import Database
 from sandkeep.store.pages import Page, PageRequest, Sort
 from sandkeep.store.rows import ACTIVE_SQL, Snapshot, SnapshotStatus
-from sandkeep.store.tables import Conditions, Table
+from sandkeep.store.tables import Conditions, RowTable
 
-_TABLE = Table("snapshots", Snapshot)
+_TABLE = RowTable("snapshots", Snapshot)
 
 CREATED = Sort("created", "snapshots.created_ms", int)
 
@@ -25,7 +25,7 @@ class Snapshots:
         _TABLE.insert(self._db, snapshot)
 
     def find(self, snapshot: str) -> Snapshot | None:
-        """By id alone, in whatever project: the caller compares ``project`` before showing anything."""
+        """Find by id alone, in any project: the caller compares ``project`` before showing anything."""
         return _TABLE.find(self._db, "id = {}", snapshot)
 
     def get(self, project: str, snapshot: str) -> Snapshot:
@@ -73,6 +73,16 @@ class Snapshots:
             order="created_ms DESC, id DESC",
         )
 
+    def standing_on(self, project: str, image: str) -> list[Snapshot]:
+        """The project's snapshots on an image, by its id, that are not deleted or failed, oldest first."""
+        return _TABLE.select(
+            self._db,
+            "project = {} AND image = {} AND status = 'created'",
+            project,
+            image,
+            order="created_ms, id",
+        )
+
     def ancestors(self, project: str, snapshot: str, *, limit: int) -> list[Snapshot]:
         """Parent, its parent, and so on; at most ``limit``, ending early where the project's tree ends."""
         found: list[Snapshot] = []
@@ -108,6 +118,25 @@ class Snapshots:
         used = self.pinned(project, apart_from=sandbox)
         return [row for row in self.live_of(project, sandbox) if row.id not in used]
 
+    def mark_unwanted(self, project: str, snapshot: str, *, now_ms: int) -> Snapshot:
+        """Let it go with the last sandbox that uses it."""
+        return self._change(project, snapshot, now_ms, unwanted=True)
+
+    def unwanted(self, project: str) -> list[Snapshot]:
+        """Those marked so that no sandbox points at, or was ever started from."""
+        return _TABLE.select(
+            self._db,
+            "project = {} AND unwanted = 1 AND status = 'created'"
+            " AND id NOT IN (SELECT current_snapshot FROM sandboxes"
+            " WHERE project = {} AND current_snapshot IS NOT NULL)"
+            " AND id NOT IN (SELECT source_snapshot FROM sessions"
+            " WHERE project = {} AND sandbox IS NOT NULL AND source_snapshot IS NOT NULL)",
+            project,
+            project,
+            project,
+            order="created_ms, id",
+        )
+
     def expired_everywhere(self, *, now_ms: int) -> list[Snapshot]:
         """Every project's snapshots past their expiry, pinned or not."""
         return _TABLE.select(
@@ -116,6 +145,21 @@ class Snapshots:
             now_ms,
             order="expires_ms, id",
         )
+
+    def layer_parents_everywhere(self) -> dict[str, str | None]:
+        """What every layer that was ever a snapshot stood on when it was made."""
+        found = self._db.all(
+            "SELECT s.layer, p.layer FROM snapshots AS s LEFT JOIN snapshots AS p ON p.id = s.parent"
+        )
+        return dict(found)
+
+    def of_layer_everywhere(self, layer: str) -> list[Snapshot]:
+        """Every project's snapshots with this layer, tombstones included."""
+        return _TABLE.select(self._db, "layer = {}", layer, order="created_ms, id")
+
+    def live_everywhere(self) -> list[Snapshot]:
+        """Every project's snapshots that are not deleted or failed, oldest first."""
+        return _TABLE.select(self._db, "status = 'created'", order="created_ms, id")
 
     def unsynced_everywhere(self) -> list[Snapshot]:
         """Every project's snapshots not yet safe from loss of power, oldest first."""

@@ -11,6 +11,7 @@ directly on the event loop's thread and belongs to it. What follows from that:
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sandkeep.errors import HostCannot, InternalError, InvalidRequest, StoreError
+from sandkeep.errors import HostCannot, InternalError, InvalidRequest, NoSpace, SandkeepError, StoreError
 from sandkeep.store.database import UniqueViolation
 
 BUSY_SECONDS = 5.0
@@ -27,15 +28,21 @@ OLDEST_SQLITE = (3, 35)
 
 _LOG_BYTES = 8 << 20
 """What the log is given on disk ahead of time: twice what it grows to before it is written back."""
+_LEFT_FREE = 2 << 20
+_INDEX_BYTES = 64 << 10
+"""More than the files take that SQLite makes beside the database when it opens it."""
 _APPLICATION_ID = 0x736B6570
 _KEYS = tuple(str(number) for number in range(1, 100))
 _UNIQUE = {"SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"}
+_NO_ROOM = "no room left on its disk"
+_MAKE_ROOM = "make room there; 'sandkeep rm' deletes sandboxes also when the disk is full"
 
 
 class SqliteDatabase:
     """`sandkeep.store.database.Database` on a file, created when missing and readable by its owner only."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, alone: bool = False) -> None:
+        """``alone`` keeps others out, for disks where `_keep_index_in_memory` is needed."""
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise HostCannot(
                 f"SQLite {sqlite3.sqlite_version} is too old",
@@ -47,15 +54,20 @@ class SqliteDatabase:
         self._connection: sqlite3.Connection | None = None
         self._in_transaction = False
         self._savepoints = 0
+        self._alone = alone
         try:
             # The log and the shared memory file take their mode from the main file, so that one decides.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _full(path) from error
             raise StoreError(f"open {path}: {error.strerror}", path=path) from error
         # isolation_level None: the module must not open transactions behind our back.
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512)
         self._connection = connection
         try:
+            if alone:
+                self._keep_index_in_memory()
             self._prepare()
         except BaseException:
             self.close()
@@ -64,7 +76,7 @@ class SqliteDatabase:
     def _prepare(self) -> None:
         """Claim the file and set it up, waiting for others who do the same.
 
-        Changing the journal mode is refused at once while somebody else uses the file: the time-out does not
+        Changing the journal mode fails at once while another process uses the file: the time-out does not
         count there, so we have to wait ourselves.
         """
         deadline = time.monotonic() + BUSY_SECONDS
@@ -82,13 +94,26 @@ class SqliteDatabase:
         self.all("PRAGMA foreign_keys = ON")
         self._reserve()
 
+    def _keep_index_in_memory(self) -> None:
+        """Have no index of the log on disk, at the price of being the only one who can use the store.
+
+        SQLite maps that file, ``-shm``. On btrfs a write to a mapped page needs new room every time the page
+        was written back, and where there is none the kernel ends the writer with SIGBUS: a SELECT is enough.
+        An exclusive connection keeps the index in its own memory instead.
+        """
+        self.all("PRAGMA locking_mode = EXCLUSIVE")
+
     def _reserve(self) -> None:
         """Give the log its room now, so that things can still be ended and deleted when the disk is full.
 
-        SQLite takes the zeros for the end of what was logged, and writes over them.
+        SQLite takes the zeros for the end of what was logged, and writes over them. On a disk that is full
+        already this would take what endings and deletions still need.
         """
+        disk = os.statvfs(os.path.dirname(os.path.abspath(self._path)))
+        if disk.f_bavail * disk.f_frsize < _LOG_BYTES + _LEFT_FREE:
+            return
         try:
-            with self.transaction():  # nobody else writes to it meanwhile
+            with self.transaction():  # no other process writes to it during this block
                 fd = os.open(f"{self._path}-wal", os.O_WRONLY | os.O_CLOEXEC)
                 try:
                     size = os.fstat(fd).st_size
@@ -97,7 +122,7 @@ class SqliteDatabase:
                 finally:
                     os.close(fd)
         except OSError:
-            pass  # there is no room, or the filesystem promises none: it goes as far as it goes
+            pass  # the disk is full, or the filesystem cannot reserve: go on without a reserve
 
     def _claim(self) -> None:
         """Mark an empty file as ours, and refuse a database that some other program made."""
@@ -176,9 +201,54 @@ class SqliteDatabase:
             self._savepoints -= 1
 
     def sync(self) -> None:
-        [(busy, _, _)] = self.all("PRAGMA wal_checkpoint(FULL)")
-        if busy:
-            raise StoreError(f"{self._path} is in use and could not be synced", path=self._path)
+        """Flush the log to disk. Any thread may call this, so that the event loop does not wait for it.
+
+        What is not in the log any more was synced with the database before the log was begun anew.
+        """
+        path = f"{self._path}-wal"
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise StoreError(f"sync {path}: {error.strerror}", path=path) from error
+
+    @property
+    def changes(self) -> int:
+        return 0 if self._connection is None else self._connection.total_changes
+
+    @property
+    def concurrent(self) -> bool:
+        return not self._alone
+
+    def checkpoint(self) -> bool:
+        if self._alone:
+            [(busy, logged, written)] = self.all("PRAGMA wal_checkpoint(PASSIVE)")
+            return not busy and logged == written
+        # A connection of its own, because it may take a while; passive, so that it keeps no writer waiting.
+        try:
+            connection = sqlite3.connect(self._path, timeout=0, isolation_level=None)
+            try:
+                connection.execute("PRAGMA synchronous = NORMAL")
+                [(busy, logged, written)] = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            finally:
+                connection.close()
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{self._path}: {error}", path=self._path) from error
+        return not busy and logged == written
+
+    def rewrite(self) -> None:
+        self.all("VACUUM")
+        # What is in the log is older, and stays there until it is written over.
+        self.all("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._reserve()
+
+    def check(self) -> None:
+        [(found,), *_] = self.all("PRAGMA quick_check(1)")
+        if found != "ok":
+            raise StoreError(f"{self._path} is damaged: {found}", path=self._path, damaged=True)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -197,8 +267,32 @@ class SqliteDatabase:
         except sqlite3.ProgrammingError:
             raise  # a wrong statement or a foreign thread: our bug, and the traceback says where
         except sqlite3.DatabaseError as error:
-            raise StoreError(f"{self._path}: {error}", path=self._path) from error
+            raise self._failure(error) from error
         except UnicodeEncodeError as error:
             raise InvalidRequest("text with a lone surrogate cannot be stored") from error
         except OverflowError as error:
             raise InvalidRequest("a number does not fit in 64 bits") from error
+
+    def _failure(self, error: sqlite3.DatabaseError) -> SandkeepError:
+        code = getattr(error, "sqlite_errorcode", 0)
+        # Where SQLite cannot make or extend a file it says that it cannot open it, or that reading or writing
+        # failed; the disk itself says why.
+        vague = code & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
+        if code & 0xFF == sqlite3.SQLITE_FULL or (vague and _is_full(os.path.dirname(self._path) or ".")):
+            return _full(self._path)
+        return StoreError(f"{self._path}: {error}", path=self._path)
+
+
+def _full(path: str) -> NoSpace:
+    return NoSpace(
+        f"the store {path} has {_NO_ROOM}",
+        hint=_MAKE_ROOM,
+        path=path,
+        errno=errno.ENOSPC,
+        operation="store",
+    )
+
+
+def _is_full(directory: str) -> bool:
+    disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize < _INDEX_BYTES or (disk.f_files > 0 and disk.f_favail == 0)

@@ -1,4 +1,4 @@
-"""Between frozen rows and database tuples: one `Table` per row class, columns named as the fields are.
+"""Between frozen rows and database tuples: one `RowTable` per row class, columns named as the fields are.
 
 A field that is not plain text or a number names its codec in its metadata (`Codec.column`). Nothing here
 knows what a row means.
@@ -66,7 +66,7 @@ class Conditions:
         return " AND ".join(self._terms) or "1 = 1"
 
 
-class Table(Generic[Row]):
+class RowTable(Generic[Row]):
     """Statements every noun needs, made from the fields of its row class."""
 
     def __init__(self, name: str, row: type[Row]) -> None:
@@ -78,7 +78,7 @@ class Table(Generic[Row]):
         self._decoders = tuple((i, c.decode) for i, c in enumerate(codecs) if c)
         self.columns = ", ".join(f"{name}.{column}" for column in self._fields)
         numbers = ", ".join(f"${index + 1}" for index in range(len(self._fields)))
-        # The same rows are read over and over; they are frozen, so whoever reads one next may have the same.
+        # The same rows are read over and over; they are frozen, so readers can share one object.
         self.decode: Callable[[tuple[Any, ...]], Row] = lru_cache(maxsize=_REMEMBERED)(self._decode)
         self._finds: dict[str, str] = {}
         """Statements of ``find`` by term. Terms are written in the code, so there are only so many."""

@@ -14,9 +14,9 @@ import secrets
 from sandkeep.errors import NotFound
 from sandkeep.store.database import Database
 from sandkeep.store.rows import Project, Token
-from sandkeep.store.tables import Table
+from sandkeep.store.tables import RowTable
 
-_TABLE = Table("tokens", Token)
+_TABLE = RowTable("tokens", Token)
 _USE_GRAIN_MS = 60_000
 
 
@@ -53,9 +53,8 @@ class Tokens:
         The index sees only a digest, whose prefix an attacker cannot steer, so the search's duration says
         nothing about stored tokens; the final comparison takes the same time wherever it differs.
         """
-        digest = digest_of(text)
-        token = _TABLE.find(self._db, "digest = {}", digest)
-        if token is None or not hmac.compare_digest(token.digest, digest):
+        token = self.of_text_everywhere(text)
+        if token is None:
             return None
         if token.revoked_ms is not None or (token.expires_ms is not None and token.expires_ms <= now_ms):
             return None
@@ -69,6 +68,12 @@ class Tokens:
             self._db.run("UPDATE tokens SET last_used_ms = $1 WHERE id = $2", now_ms, token.id)
         project_id, team, name, created_ms = found
         return token, Project(id=project_id, team=team, name=name, created_ms=created_ms)
+
+    def of_text_everywhere(self, text: str) -> Token | None:
+        """The token of this text, also one that is worth nothing any more."""
+        digest = digest_of(text)
+        token = _TABLE.find(self._db, "digest = {}", digest)
+        return token if token is not None and hmac.compare_digest(token.digest, digest) else None
 
     def find(self, token_id: str) -> Token | None:
         return _TABLE.find(self._db, "id = {}", token_id)

@@ -7,20 +7,22 @@ import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from sandkeep.engine.engine import Engine
+from sandkeep.engine.engine import Engine, Host
 from sandkeep.engine.sandboxes import Started
 from sandkeep.engine.settings import Settings
 from sandkeep.errors import NotFound
+from sandkeep.process_options import ProcessOptions
+from sandkeep.shared.outputlog import Chunk
+from sandkeep.spec import SandboxSpec
 from sandkeep.store.rows import ACTIVE, Session
-from sandkeep.supervisor.outputlog import Chunk
-from sandkeep.types import SandboxSpec
-from tests.patience import ENOUGH
+from tests.polling import ENOUGH
 
 T = TypeVar("T")
 
 
 class EngineLab:
-    def __init__(self, data_dir: str, settings: Settings | None = None) -> None:
+    def __init__(self, data_dir: str, settings: Settings | None = None, host: Host | None = None) -> None:
+        self.host = host
         self.data_dir = data_dir
         self.settings = settings or Settings()
         self.log: list[tuple[str, dict[str, Any]]] = []
@@ -29,7 +31,7 @@ class EngineLab:
         self.project = self.engine.project(team="team_test", name="prj_test").id
 
     async def _open(self) -> Engine:
-        return await Engine.open(self.data_dir, settings=self.settings, log=self._note)
+        return await Engine.open(self.data_dir, settings=self.settings, log=self._note, host=self.host)
 
     def _note(self, message: str, **facts: Any) -> None:
         self.log.append((message, facts))
@@ -61,6 +63,13 @@ class EngineLab:
 
     def close(self) -> None:
         """Destroy what is left and go."""
+        self.remove_all()
+        self.do(asyncio.sleep(0))
+        self.do(self.engine.close())
+        self._runner.close()
+
+    def remove_all(self) -> None:
+        """Destroy the sandboxes of the project."""
         for _ in range(1000):
             page = self.engine.store.sandboxes.page(self.project)
             if not page.items:
@@ -74,9 +83,6 @@ class EngineLab:
                     )
                 except NotFound:
                     continue
-        self.do(asyncio.sleep(0))
-        self.do(self.engine.close())
-        self._runner.close()
 
     # --- shorthands --------------------------------------------------------------------------------------
 
@@ -106,7 +112,9 @@ class EngineLab:
 
 
 async def run_script(engine: Engine, project: str, session: str, script: str, **options: Any) -> str:
-    process = await engine.processes.start(project, session, command="bash", args=["-c", script], **options)
+    process = await engine.processes.start(
+        project, session, ProcessOptions(command="bash", args=["-c", script], **options)
+    )
     output = b""
     async for item in engine.processes.output(project, session, process.id):
         if isinstance(item, Chunk):

@@ -1,0 +1,86 @@
+"""A sandbox's options as columns of the store, and back. Values, and no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from sandkeep.checks import milliseconds
+from sandkeep.spec import OPTIONS, Mount, Resources, SandboxSpec, SnapshotRetention
+from sandkeep.states import MountMode
+from sandkeep.store.rows import KeepLast, Sandbox, StoredMount
+
+_OF_ITS_OWN = frozenset({"name", "source", "image", "network_policy"})
+"""Options whose columns hold more than the specification says, or a sealed value: the engine fills them."""
+_PLAIN = tuple(
+    (name, option) for name, option in OPTIONS.items() if option.columns and name not in _OF_ITS_OWN
+)
+
+
+def columns(spec: SandboxSpec) -> dict[str, Any]:
+    """Return a specification as columns, but for name, source, image and policy."""
+    found: dict[str, Any] = {}
+    for name, option in _PLAIN:
+        value = _stored(getattr(spec, name))
+        found |= zip(option.columns, value if len(option.columns) > 1 else (value,), strict=True)
+    return found
+
+
+def columns_of(names: Iterable[str]) -> set[str]:
+    """Return the columns that hold these options."""
+    return {column for name in names for column in OPTIONS[name].columns}
+
+
+def fields(row: Sandbox) -> dict[str, Any]:
+    """Return the columns as arguments of a specification, but for name, source, image and policy."""
+    found: dict[str, Any] = {}
+    for name, option in _PLAIN:
+        stored = [getattr(row, column) for column in option.columns]
+        if option.milliseconds:
+            found[name] = _duration(stored[0])
+        else:
+            found[name] = resources(row) if name == "resources" else _value(stored[0])
+    return found
+
+
+def of_session(row: Sandbox) -> dict[str, Any]:
+    """Return the columns that a new session copies from its sandbox; its image depends on more."""
+    copied = (option for name, option in OPTIONS.items() if option.of_session and name != "image")
+    return {column: getattr(row, column) for option in copied for column in option.session_columns}
+
+
+def resources(row: Sandbox) -> Resources:
+    return Resources(row.vcpus, row.memory_mb, exact=row.exact_resources)
+
+
+def _stored(value: Any) -> Any:
+    match value:
+        case timedelta():
+            return milliseconds(value)
+        case Resources():
+            return (value.vcpus, value.memory_mb, value.exact)
+        case SnapshotRetention(count=count, expiration=expiration, delete_evicted=delete_evicted):
+            return KeepLast(count, _stored(expiration), delete_evicted)
+        case Mount():
+            return StoredMount(value.drive, str(value.mode))
+        case Mapping():
+            return {key: _stored(item) for key, item in value.items()}
+    return value
+
+
+def _value(stored: Any) -> Any:
+    match stored:
+        case KeepLast(count=count, expiration_ms=expiration_ms, delete_evicted=delete_evicted):
+            return SnapshotRetention(count, _duration(expiration_ms), delete_evicted)
+        case StoredMount():
+            return Mount(stored.drive, MountMode(stored.mode))
+        case Mapping():
+            return {key: _value(item) for key, item in stored.items()}
+        case list():
+            return tuple(stored)
+    return stored
+
+
+def _duration(value_ms: int | None) -> timedelta | None:
+    return None if value_ms is None else timedelta(milliseconds=value_ms)

@@ -1,0 +1,33 @@
+"""How much a store knows, read without opening it as a server does: it may be in use, or damaged."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+_QUERIES: Final = (
+    "SELECT count(*) FROM sandboxes",
+    "SELECT count(*) FROM snapshots WHERE status = 'created'",
+    "SELECT count(*) FROM drives",
+)
+
+
+class Counts(NamedTuple):
+    """Of all projects together."""
+
+    sandboxes: int
+    snapshots: int
+    drives: int
+
+
+def count(path: str) -> Counts | None:
+    """``None`` when the store cannot be read: it is damaged, not there, or a server keeps it to itself."""
+    try:
+        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
+        try:
+            return Counts(*(connection.execute(query).fetchone()[0] for query in _QUERIES))
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        return None

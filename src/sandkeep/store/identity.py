@@ -1,0 +1,190 @@
+"""Which store belongs to a data directory.
+
+The store has an id and a generation that moves on as it changes; a file among the layers has both as they
+were a moment ago. A store that is new, older, damaged or another one is refused beside layers or sessions:
+it does not know them, and what the store does not know is taken for rubbish sooner or later.
+
+The file is written after the store is on disk, so that a loss of power never leaves it ahead of the store.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from typing import Final, NamedTuple
+
+from sandkeep.errors import SchemaTooNew, StoreError, StoreMismatch
+from sandkeep.shared.sealed import read_sealed, write_sealed
+from sandkeep.store.facade import Store
+from sandkeep.store.identities import StoreIdentity, new_identity
+
+STORE: Final = "store.db"
+_FILE: Final = "layers/.identity"
+_CHECKED_BYTES: Final = 16 << 20
+"""Larger stores are not read through at every start: `sandkeep doctor` does that."""
+_CORRUPT: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class Found(NamedTuple):
+    """What is in a data directory beside the store."""
+
+    layers: int
+    sessions: int
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers and {self.sessions} sessions"
+
+
+def look(data_dir: str) -> Found:
+    """Count what a store has to know."""
+    return Found(_count(os.path.join(data_dir, "layers")), _count(os.path.join(data_dir, "sessions")))
+
+
+def _count(directory: str) -> int:
+    try:
+        with os.scandir(directory) as entries:
+            return sum(
+                entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".del-", ".fold-"))
+                for entry in entries
+            )
+    except FileNotFoundError:
+        return 0
+
+
+def read(data_dir: str) -> StoreIdentity | None:
+    """The identity beside the layers; ``None`` when there is none that can be read."""
+    try:
+        body = read_sealed(os.path.join(data_dir, _FILE))
+        return StoreIdentity(str(body["id"]), int(body["generation"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write(data_dir: str, identity: StoreIdentity) -> None:
+    """Put the identity beside the layers. The store has to be on disk by now."""
+    os.makedirs(os.path.join(data_dir, os.path.dirname(_FILE)), mode=0o700, exist_ok=True)
+    write_sealed(os.path.join(data_dir, _FILE), identity._asdict(), mode=0o600, durable=True)
+
+
+def open_store(data_dir: str, *, now_ms: int, adopt: bool = False, alone: bool = False) -> Store:
+    """Open the store of a data directory, made when nothing is there that one would have to know.
+
+    With ``adopt`` it is opened in any case; a damaged one is moved away for a new one. ``alone`` keeps
+    other processes out while it is open.
+
+    Raises:
+        StoreMismatch: it is missing, empty, older, damaged or another one, and there are layers or sessions.
+    """
+    path = os.path.join(data_dir, STORE)
+    found = look(data_dir)
+    if any(found) and not adopt and not os.path.exists(path) and read(data_dir) is None:
+        raise _half_removed(data_dir, path, found)
+    if any(found) and not adopt and not _has_content(path):
+        raise _refusal(path, found, "missing" if not os.path.exists(path) else "empty", "")
+    try:
+        store = _open(path, now_ms, alone)
+    except StoreError as error:
+        if not is_damage(error) or not (adopt or any(found)):
+            raise
+        if not adopt:
+            raise _refusal(path, found, "damaged", f": {error.__cause__}") from error
+        _move_away(path, now_ms)
+        store = Store.open(path, now_ms=now_ms, alone=alone)
+    try:
+        if any(found) and not adopt:
+            _compare(store, read(data_dir), path, found)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _open(path: str, now_ms: int, alone: bool) -> Store:
+    store = Store.open(path, now_ms=now_ms, alone=alone)
+    try:
+        if os.path.getsize(path) <= _CHECKED_BYTES:
+            store.check()
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _has_content(path: str) -> bool:
+    try:
+        return os.path.getsize(path) > 0
+    except FileNotFoundError:
+        return False
+
+
+def _compare(store: Store, beside: StoreIdentity | None, path: str, found: Found) -> None:
+    own = store.identity.get()
+    if beside is None or own is None:
+        if store.is_empty():
+            raise _refusal(path, found, "empty", ": it knows no sandbox")
+        if beside is not None:
+            raise _refusal(path, found, "older", ": it is from before stores had an identity")
+    elif own.id != beside.id:
+        raise _refusal(path, found, "another", f": it is {own.id}, and they belong to {beside.id}")
+    elif own.generation < beside.generation:
+        ages = f": it is at {own.generation}, and they were with it at {beside.generation}"
+        raise _refusal(path, found, "older", ages)
+
+
+def is_damage(error: StoreError) -> bool:
+    """Whether the file itself is at fault, and not that it is newer, in use, or the disk is full."""
+    code = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
+    return not isinstance(error, SchemaTooNew) and (code in _CORRUPT or error.details.get("damaged", False))
+
+
+_WHAT: Final = {
+    "missing": "is missing",
+    "empty": "is empty",
+    "older": "is older than what is beside it",
+    "another": "belongs to other data",
+    "damaged": "is damaged",
+}
+
+
+def _refusal(path: str, found: Found, what: str, more: str) -> StoreMismatch:
+    return StoreMismatch(
+        f"the store {path} {_WHAT[what]}{more}; there are {found} that it does not know. Nothing was changed",
+        path=path,
+        found=what,
+        layers=found.layers,
+        sessions=found.sessions,
+        hint="restore the store that belongs to them; or move layers and sessions away to begin anew; or take"
+        " them as they are with 'sandkeep serve --adopt', or with 'sandkeep repair --adopt' if clients start"
+        " the server: nothing is deleted, and what can be is recovered as sandboxes",
+    )
+
+
+def _half_removed(data_dir: str, path: str, found: Found) -> StoreMismatch:
+    """Who deletes the directory with ``rm -rf`` deletes the store and stops at files that are not theirs."""
+    return StoreMismatch(
+        f"{data_dir} is half removed: its store is gone, and {found} are left, as 'rm -rf' leaves them, which"
+        " may not delete files of subordinate ids. Nothing was changed",
+        path=path,
+        found="missing",
+        layers=found.layers,
+        sessions=found.sessions,
+        hint="'sandkeep uninstall' removes the rest; to keep it, restore the store from a backup, or take"
+        " what is left as sandboxes with 'sandkeep repair --adopt'",
+    )
+
+
+def _move_away(path: str, now_ms: int) -> None:
+    """Keep a damaged store beside the new one: an operator may still recover data from it."""
+    for suffix in ("", "-wal", "-shm"):
+        if os.path.exists(path + suffix):
+            os.rename(path + suffix, f"{path}.damaged-{now_ms}{suffix}")
+
+
+def establish(store: Store, data_dir: str) -> None:
+    """Write down that the store and the data directory belong together, as of now."""
+    own, beside = store.identity.get() or new_identity(), read(data_dir)
+    newest = max(own.generation, beside.generation if beside is not None else 0) + 1
+    identity = StoreIdentity(own.id, newest)
+    store.identity.put(identity)
+    if store.checkpoint():  # otherwise the next one writes it down: never before the store itself has it
+        write(data_dir, identity)
