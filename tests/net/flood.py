@@ -156,4 +156,37 @@ def resets() -> str:
     return f"{count} resets"
 
 
+def frames() -> str:
+    """Frames that carry nothing, of the kind whose number is given, as fast as the other side reads them."""
+    body = {2: bytes(4) + b"\x0f", 8: (1).to_bytes(4, "big")}.get(kind := int(sys.argv[4]), b"")
+    frame = len(body).to_bytes(3, "big") + bytes([kind, 0]) + bytes([0, 0, 0, 3 * (kind == 2)]) + body
+    sock = socket.create_connection((host, port), 60)
+    sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+    ping = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + b"are you?"
+    count = 0
+    try:
+        while count < 20_000:
+            sock.sendall(frame * 50 + ping)
+            count += 50
+            # Not faster: what lies unread between the two says nothing about when they are cut off.
+            seen = b""
+            while b"are you?" not in seen:
+                if not (data := sock.recv(65536)):
+                    return f"{count} frames"
+                seen += data
+    except OSError:
+        pass
+    return f"{count} frames"
+
+
+def chunks() -> str:
+    """A body of one-byte chunks."""
+    sock = socket.create_connection((host, port), 60)
+    sock.sendall(b"POST / HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\n\r\n" % host.encode())
+    for _ in range(50):
+        sock.sendall(b"1\r\nx\r\n" * 1000)
+    sock.sendall(b"0\r\n\r\n")
+    return sock.recv(100).split(b"\r\n")[0].decode()
+
+
 print(globals()[what]())

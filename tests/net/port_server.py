@@ -27,6 +27,8 @@ class Handler(socketserver.StreamRequestHandler):
             b"/next": self.next,
             b"/upload": self.upload,
             b"/garbage": self.garbage,
+            b"/head": lambda: self.answer(head),
+            b"/cookie": self.cookie,
         }
         ways.get(self.target, self.describe)()
 
@@ -36,6 +38,11 @@ class Handler(socketserver.StreamRequestHandler):
     def describe(self) -> None:
         seen = [self.fields.get(name, b"-") for name in (b"x-forwarded-host", b"cookie")]
         self.answer(b" ".join([self.method, self.target, *seen]))
+
+    def cookie(self) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n")
+        self.wfile.write(b"Set-Cookie: a=1; Domain=boxes.example; Path=/\r\n")
+        self.wfile.write(b"Set-Cookie: b=2;DOMAIN = .localhost\r\n\r\n")
 
     def upload(self) -> None:
         size, left = 0, int(self.fields[b"content-length"])

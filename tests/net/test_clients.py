@@ -21,10 +21,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.types import NetworkPolicy, Rule, Transform
+from sandkeep.policy import NetworkPolicy, Rule, Transform
 from tests.conftest import User
-from tests.lab import Lab
-from tests.net.kit import Box, inspecting, network
+from tests.driver_lab import Lab
+from tests.net.network_lab import Box, inspecting, network
 
 pytestmark = pytest.mark.root
 

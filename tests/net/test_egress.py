@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandkeep.types import NetworkPolicy
-from tests.lab import Lab
-from tests.labs import MODES, Ask, everywhere, opened
-from tests.net.kit import echo, hello, network
+from sandkeep.policy import NetworkPolicy
+from tests.driver_lab import Lab
+from tests.mode_runner import MODES, Ask, everywhere, opened
+from tests.net.network_lab import echo, hello, network
 
 CUSTOM = NetworkPolicy.custom
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.types import NetworkPolicy, Rule, Transform
-from tests.lab import Lab
-from tests.net.kit import Authority, Box, Net, echo, hello, inspecting
+from sandkeep.policy import NetworkPolicy, Rule, Transform
+from tests.driver_lab import Lab
+from tests.net.network_lab import Authority, Box, Net, echo, hello, inspecting
 
 pytestmark = pytest.mark.root
 
@@ -57,10 +57,11 @@ def memory(net: Net) -> int:
         return next(int(line.split()[1]) for line in handle if line.startswith("VmRSS")) << 10
 
 
-def flood(box: Box, what: str, host: str, port: int) -> tuple[str, int]:
+def flood(box: Box, what: str, host: str, port: int, *more: int) -> tuple[str, int]:
     """What the flood reports, and by how much netd grew."""
     before = memory(box.net)
-    out = box.sh(f"PYTHONPATH=/tmp/lib python3 /tmp/flood.py {what} {host} {port}", timeout=200)
+    argv = " ".join(map(str, (what, host, port, *more)))
+    out = box.sh(f"PYTHONPATH=/tmp/lib python3 /tmp/flood.py {argv}", timeout=200)
     return out, memory(box.net) - before
 
 
@@ -109,3 +110,46 @@ def test_streams_without_credit_or_purpose_cost_nothing(place: tuple[Net, Author
     assert int(out.split()[0]) < 1024 and grown < 60 << 20
     out, grown = flood(box, "resets", "one.test", port)
     assert int(out.split()[0]) < 2000 and grown < 30 << 20
+
+
+PRIORITY, WINDOW_UPDATE, UNKNOWN = 2, 8, 200
+
+
+@pytest.mark.parametrize("kind", [PRIORITY, WINDOW_UPDATE, UNKNOWN])
+def test_frames_that_carry_nothing_are_counted_whatever_their_kind(
+    place: tuple[Net, Authority, Box], kind: int
+) -> None:
+    net, _, box = place
+    out, grown = flood(box, "frames", "one.test", net.serve(hello), kind)
+    assert 0 < int(out.split()[0]) < 2000 and grown < 10 << 20
+
+
+def test_a_body_of_one_byte_chunks_arrives_whole_and_in_fewer_pieces(
+    place: tuple[Net, Authority, Box],
+) -> None:
+    net, _, box = place
+    pieces: list[int] = []
+
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        while size := int(await reader.readline(), 16):
+            pieces.append(len((await reader.readexactly(size + 2)).strip()))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    out, _ = flood(box, "chunks", "one.test", net.serve(count))
+    assert out.startswith("HTTP/1.1 200") and sum(pieces) == 50_000
+    assert len(pieces) < 25_000
+
+
+def test_a_neighbour_is_served_while_requests_and_downloads_never_end(
+    place: tuple[Net, Authority, Box],
+) -> None:
+    net, _, box = place
+    web, bulk = net.serve(hello), net.serve(endless)
+    other = net.box()
+    ask = f"while :; do curl -sS -o /dev/null http://one.test:{web}/; done"
+    load = f"while :; do curl -sS -o /dev/null http://two.test:{bulk}/; done"
+    net.do(box.start("\n".join([f"({ask}) &"] * 20 + [f"({load}) &"] * 20)))
+    net.until(lambda: box.row().ingress_bytes > 1 << 20)
+    asked = f"for i in $(seq 20); do curl -sS -m 20 http://two.test:{web}/; done"
+    assert other.sh(asked).split("\n") == ["hello from two.test"] * 20

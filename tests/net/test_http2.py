@@ -13,8 +13,8 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, ResponseReceived, StreamEnded, StreamReset
 
 from sandkeep.net import http, http1, http2
-from sandkeep.net.http import BadMessage, Headers, Request, Response
-from tests.patience import ENOUGH
+from sandkeep.net.http import BadMessage, HeaderList, Request, Response
+from tests.polling import ENOUGH
 
 HEAD = {b":method": b"GET", b":scheme": b"http", b":authority": b"one.test", b":path": b"/x"}
 
@@ -26,7 +26,7 @@ class Seen(NamedTuple):
     """What the server behind received, request by request."""
 
 
-async def exchange(fields: Headers, body: bytes | None) -> Seen:
+async def exchange(fields: HeaderList, body: bytes | None) -> Seen:
     """Send one request, all of it in one piece, through a proxy to a server that answers anything."""
     passed: list[bytes] = []
 
@@ -49,7 +49,7 @@ async def exchange(fields: Headers, body: bytes | None) -> Seen:
         sock = socket.create_connection(place)
         sock.setblocking(False)
         try:
-            return await http1.Client(await http.connected(sock)).send(request)
+            return await http1.ServerConnection(await http.connected(sock)).send(request)
         except BadMessage as error:
             return http.plain(error.status)
 

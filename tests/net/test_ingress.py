@@ -13,11 +13,11 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from sandkeep.types import NetworkPolicy
-from tests.lab import Lab
-from tests.labs import MODES, Ask, everywhere, opened
-from tests.net.kit import OPERATOR, Box, Net, network
-from tests.patience import ENOUGH
+from sandkeep.policy import NetworkPolicy
+from tests.driver_lab import Lab
+from tests.mode_runner import MODES, Ask, everywhere, opened
+from tests.net.network_lab import OPERATOR, Box, Net, network
+from tests.polling import ENOUGH
 
 SERVER = (Path(__file__).parent / "port_server.py").read_text()
 
@@ -160,9 +160,12 @@ def test_a_host_header_reaches_only_the_sandbox_it_names_on_every_request(lab: L
                 return [answer.text.split()[2] for answer in answers]
 
         assert net.do(on_one_connection()) == [host, another, host]
-        label = host.partition(".")[0]
-        foreign = (f"{label}.evil.test", f"x.{host}", label, f"{label}.localhost.evil.test")
-        for name in ("localhost", "127.0.0.1", *foreign):
+        sandbox = net.engine.sandboxes.get(net.project, mine.name).sandbox
+        label = net.engine.network.routes(sandbox)[0].subdomain
+        named = get(net, origin, headers={"host": f"{label}.localhost"})
+        assert named.text.split()[2] == f"{label}.localhost"
+        foreign = (f"{label}.evil.test", f"x.{label}.localhost", label, f"{label}.localhost.evil.test")
+        for name in ("localhost", "127.0.0.1", "127.1", f"x.{host}", f"{host}.localhost", *foreign):
             assert get(net, origin, headers={"host": name}).status_code == 404
 
 
@@ -188,6 +191,40 @@ def test_protected_routes_want_their_token_and_keep_it_from_the_sandbox(lab: Lab
         assert shown.text == f"GET /a?b=1 {parts(route.url)[1]} mine=1"
         tossed = get(net, route.url, headers={"cookie": f"{cookie}; sandkeep_token=other"})
         assert tossed.status_code == 200 and tossed.text.endswith(" -")
+
+
+@everywhere
+def test_a_token_leads_nowhere_else_and_no_variant_of_it_reaches_the_sandbox(lab: Lab) -> None:
+    settings = replace(OPERATOR, protect_routes=True, ingress_domain="boxes.example")
+    with network(lab, settings) as net:
+        box = net.box(ports=(3000,))
+        start_server(box, 3000)
+        sandbox = net.engine.sandboxes.get(net.project, box.name).sandbox
+        route = net.engine.network.routes(sandbox)[0]
+        assert route.token is not None and net.engine.network._ports.address is not None
+        base = f"http://{route.subdomain}.localhost:{net.engine.network._ports.address[1]}"
+        # A browser takes two slashes, or a backslash, for another host.
+        for path in ("//evil.test/x", "/\\\\evil.test/x", "///evil.test/x"):
+            led = get(net, f"{base}{path}?sandkeep_token={route.token}")
+            assert led.status_code == 302 and led.headers["location"] == "/evil.test/x"
+        public = {"host": f"{route.subdomain}.boxes.example"}
+        for more, secure in (({}, True), ({"x-forwarded-proto": "https"}, True)):
+            led = get(net, f"{base}/?sandkeep_token={route.token}", headers={**public, **more})
+            assert ("; Secure" in led.headers["set-cookie"]) is secure
+        assert "; Secure" not in get(net, f"{base}/?sandkeep_token={route.token}").headers["set-cookie"]
+        seen = get(
+            net,
+            f"{base}/head",
+            headers={
+                "x-sandkeep-token": route.token,
+                "cookie": f"mine=1; sandkeep_token ={route.token}; SANDKEEP_TOKEN={route.token}",
+                "referer": f"{base}/?sandkeep_token={route.token}",
+                "x-other": f"a%20{route.token}",
+            },
+        )
+        assert "mine=1" in seen.text and route.token not in seen.text and "andkeep_token" not in seen.text
+        kept = get(net, f"{base}/cookie", headers={"x-sandkeep-token": route.token}).headers
+        assert kept.get_list("set-cookie") == ["a=1; Path=/", "b=2"]
 
 
 @everywhere

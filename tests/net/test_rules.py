@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from sandkeep.errors import InvalidRequest, PathError
-from sandkeep.types import (
+from sandkeep.policy import (
     Forward,
     Matcher,
     NetworkPolicy,
@@ -24,9 +24,9 @@ from sandkeep.types import (
     Rule,
     Transform,
 )
-from tests.lab import Lab
-from tests.labs import MODES, Ask, everywhere, opened
-from tests.net.kit import Recorder, inspecting
+from tests.driver_lab import Lab
+from tests.mode_runner import MODES, Ask, everywhere, opened
+from tests.net.network_lab import Recorder, inspecting
 
 pytestmark = pytest.mark.skipif(
     not os.path.exists("/usr/bin/curl"), reason="no curl in the host's /usr: apt-get install curl"
@@ -61,6 +61,72 @@ def test_headers_are_set_on_matching_requests_only_and_the_session_trusts_us(lab
         decided = box.events("request", path="/v1/x", verdict="allow")
         assert decided[0].data["reason"] == "transform" and decided[0].data["status"] == 200
         assert "injected" not in json.dumps([dict(event.data) for event in box.events()])
+
+
+@everywhere
+def test_regular_expressions_match_paths_queries_and_headers(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        server = Recorder()
+        port = net.serve(server, ssl=authority.server("one.test"))
+        rules = [
+            Rule(Respond(201), RequestMatch(path=Matcher(regex="^/v[0-9]+/"))),
+            Rule(Respond(202), RequestMatch(query=(PairMatcher(Matcher(exact="q"), Matcher(regex="^a+$")),))),
+            Rule(Respond(203), RequestMatch(headers=(PairMatcher(key=Matcher(regex="^x-[a-z]+$")),))),
+        ]
+        box = net.box(NetworkPolicy.custom({"one.test": rules}))
+        curl = "curl -sS -o /dev/null -w '%{http_code} '"
+        url = f"https://one.test:{port}"
+        asked = (f"{url}/v12/x", f"{url}/vx/?q=aaa", f"-H 'X-Some: 1' {url}/", f"{url}/vx/?q=ab")
+        assert box.sh("; ".join(f"{curl} {one}" for one in asked)) == "201 202 203 200"
+        assert [line for line, _, _ in server.requests] == ["GET /vx/?q=ab HTTP/1.1"]
+
+
+@everywhere
+def test_a_regular_expression_made_to_be_slow_gets_no_more_text_than_it_can_take(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        server = Recorder()
+        port = net.serve(server, ssl=authority.server("one.test"))
+        slow = Rule(Respond(201), RequestMatch(path=Matcher(regex="((a|b)?){500}c$")))
+        box = net.box(NetworkPolicy.custom({"one.test": [slow]}))
+        url = f"https://one.test:{port}/$(printf 'ab%.0s' $(seq 10000))"
+        assert box.sh(f"curl -sS -o /dev/null -w '%{{http_code}}' {url}") == "403"
+        assert "a regular expression of a rule" in str(box.events("request")[0].data["reason"])
+        assert box.sh(f"curl -sS -o /dev/null -w '%{{http_code}}' https://one.test:{port}/ab") == "200"
+
+
+SPELLINGS = (
+    *("//admin", "/.//admin", "/x/..//admin", "/%2fadmin", "/x%2Fadmin", "/\\\\admin", "/%5cadmin"),
+    *("/;/admin", "/x/%3B/admin", "/%252e%252e/admin", "/%00/admin", "/%0aadmin", "/%c0%afadmin"),
+)
+
+
+@everywhere
+def test_a_rule_that_denies_is_not_stepped_around_by_spelling(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        server = Recorder()
+        port = net.serve(server, ssl=authority.server("one.test", "two.test"))
+        denied = [
+            Rule(Respond(403), RequestMatch(path=Matcher(starts_with="/admin"))),
+            Rule(Respond(403), RequestMatch(methods=("DELETE",))),
+            Rule(Transform((("x-key", "value"),))),
+        ]
+        other = Rule(Transform((("x-key", "value"),)))
+        box = net.box(NetworkPolicy.custom({"one.test": denied, "two.test": [other]}))
+        for version in ("--http1.1", "--http2"):
+            curl = f"curl -sS {version} --path-as-is -o /dev/null -w '%{{http_code}} '"
+            paths = "; ".join(f"{curl} 'https://one.test:{port}{path}'" for path in SPELLINGS)
+            assert box.sh(paths).split() == ["400"] * len(SPELLINGS)
+            methods = ("-X delete", "-X Delete", "-X POST -H 'X-HTTP-Method-Override: DELETE'")
+            headers = ("-H 'x-original-url: /admin'", "-H 'X_Rewrite_Url: /admin'")
+            asked = "; ".join(f"{curl} {one} https://one.test:{port}/" for one in (*methods, *headers))
+            assert box.sh(asked).split() == ["400"] * 5
+            assert server.requests == []
+            # Nothing is wrong with them where no rule looks.
+            assert box.sh(f"{curl} 'https://two.test:{port}/x//y%2fz'") == "200"
+            assert box.sh(f"{curl} 'https://one.test:{port}/a%20b/c;d?u=//x%2f'") == "200"
+            assert server.requests.pop(0)[0] == "GET /x//y%2fz HTTP/1.1"
+            assert server.requests.pop(0)[0] == "GET /a%20b/c;d?u=//x%2f HTTP/1.1"
+        assert "empty segment" in str(box.events("request", path="//admin")[0].data["reason"])
 
 
 @everywhere
@@ -117,10 +183,25 @@ def test_forwarded_requests_describe_the_original_and_carry_a_token_that_verifie
         _, headers, size = target.requests[0]
         assert size == 4
         described = {name: headers[f"vercel-forwarded-{name}"] for name in ("host", "scheme", "port", "path")}
-        assert described == {"host": "one.test", "scheme": "https", "port": "8443", "path": "/a/b"}
+        assert described == {"host": "one.test", "scheme": "https", "port": "8443", "path": "/a/b?via=1"}
         claims = verified(headers["vercel-sandbox-oidc-token"], net.do(net.engine.network.jwks()))
         assert claims["aud"] == url and claims["iss"] == "https://sandboxes.test"
         assert claims["sandbox_name"] == box.name and claims["team_id"] == "team"
+
+
+@everywhere
+def test_requests_are_forwarded_to_literal_addresses_that_are_open_and_to_no_others(lab: Lab) -> None:
+    with inspecting(lab) as (net, _):
+        target = Recorder()
+        for host, written in (("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")):
+            place = f"{written}:{net.serve(target, host)}"
+            box = net.box(NetworkPolicy.custom({"one.test": [Rule(Forward(f"http://{place}/hook"))]}))
+            assert box.sh("curl -sS http://one.test/a?b=c") == f"GET /hook/a?b=c HTTP/1.1 {place}"
+            assert target.requests.pop()[1]["vercel-forwarded-path"] == "/a?b=c"
+        for url in ("http://10.1.2.3/hook", "https://[fd00::1]:8443/", "http://169.254.169.254/"):
+            with pytest.raises(InvalidRequest, match="not listed by the operator") as caught:
+                net.box(NetworkPolicy.custom({"one.test": [Rule(Forward(url))]}))
+            assert caught.value.details["field"] == 'domains["one.test"][0].forwardURL'
 
 
 def verified(token: str, keys: dict[str, list[dict[str, str]]]) -> dict[str, str]:
@@ -165,6 +246,26 @@ def test_secrets_are_referred_to_by_name_and_sealed_at_rest(lab: Lab) -> None:
         for name in ("store.db", "store.db-wal"):
             with open(f"{net.data_dir}/{name}", "rb") as handle:
                 assert b"s3cr3t" not in handle.read()
+
+
+@everywhere
+def test_a_secret_is_not_sent_in_the_clear_unless_the_rule_says_so(lab: Lab) -> None:
+    with inspecting(lab) as (net, authority):
+        plain, secure = Recorder(), Recorder()
+        port = net.serve(plain)
+        safe = net.serve(secure, ssl=authority.server("one.test"))
+        net.do(net.engine.secrets.set(net.project, "key", "s3cr3t"))
+        headers = (("x-key", "${secret:key}"), ("x-set", "1"))
+        box = net.box(NetworkPolicy.custom({"one.test": [Rule(Transform(headers))]}))
+        status = "curl -sS -o /dev/null -w '%{http_code}'"
+        assert box.sh(f"{status} http://one.test:{port}/a; {status} https://one.test:{safe}/") == "403200"
+        assert plain.requests == [] and secure.requests[0][1]["x-key"] == "s3cr3t"
+        refused = box.events("request", path="/a", verdict="deny")
+        assert refused[0].data["status"] == 403
+        assert "x-key is not sent over plain HTTP" in str(refused[0].data["reason"])
+        box.policy(NetworkPolicy.custom({"one.test": [Rule(Transform(headers, secrets_over_http=True))]}))
+        assert box.sh(f"{status} http://one.test:{port}/") == "200"
+        assert plain.requests[0][1]["x-key"] == "s3cr3t"
 
 
 @everywhere

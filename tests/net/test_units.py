@@ -18,10 +18,10 @@ from sandkeep.net import dns, http, http1, sniff
 from sandkeep.net.audit import Audit, SessionAudit
 from sandkeep.net.egress import Refused, World
 from sandkeep.net.names import RANGE, FakeNames
-from sandkeep.net.resolver import ResolveFailed, Resolver, Share, name_servers
+from sandkeep.net.resolver import ResolveFailed, Resolver, SessionResolver, name_servers
 from sandkeep.net.secrets import fill_in, references
-from sandkeep.net.sniff import Kind
-from sandkeep.types import NetworkPolicy, Rule, Transform
+from sandkeep.net.sniff import TrafficKind
+from sandkeep.policy import NetworkPolicy, Rule, Transform
 
 
 def query(name: str, kind: int = dns.A) -> bytes:
@@ -35,7 +35,7 @@ def test_no_bytes_break_the_dns_parser(data: bytes) -> None:
     except dns.Malformed:
         pass
     try:
-        dns.answer(query("a.test")[:2] + data, query("a.test"))
+        dns.response(query("a.test")[:2] + data, query("a.test"))
     except dns.Malformed:
         pass
 
@@ -45,7 +45,7 @@ def test_a_damaged_answer_is_malformed_or_an_answer(tail: bytes) -> None:
     asked = query("a.test")
     good = dns.reply(dns.question(asked), dns.OK, addresses=(ip_address("192.0.2.1"),))
     try:
-        dns.answer(good[: len(asked)] + tail, asked)
+        dns.response(good[: len(asked)] + tail, asked)
     except dns.Malformed:
         pass
 
@@ -55,7 +55,7 @@ def test_a_question_and_its_answer_survive_the_wire() -> None:
     question = dns.question(asked)
     assert (question.name, question.kind) == ("some.example", dns.A)
     addresses = (ip_address("192.0.2.1"), ip_address("192.0.2.2"))
-    assert dns.answer(dns.reply(question, dns.OK, addresses=addresses, ttl=9), asked) == dns.Answer(
+    assert dns.response(dns.reply(question, dns.OK, addresses=addresses, ttl=9), asked) == dns.NameResponse(
         dns.OK, False, addresses, 9
     )
 
@@ -71,7 +71,7 @@ def test_an_answer_to_somebody_elses_name_gives_no_address() -> None:
     asked = query("a.test")
     other = dns.reply(dns.question(query("evil.test")), dns.OK, addresses=(ip_address("192.0.2.1"),))
     with pytest.raises(dns.Malformed):
-        dns.answer(other, asked)
+        dns.response(other, asked)
 
 
 # --- first bytes ---------------------------------------------------------------------------------------
@@ -90,35 +90,45 @@ def client_hello(name: str | None) -> bytes:
 
 def test_the_server_name_is_found_however_the_greeting_is_cut() -> None:
     hello = client_hello("one.test")
-    assert sniff.sniff(hello) == (Kind.TLS, "one.test")
+    assert sniff.sniff(hello) == (TrafficKind.TLS, "one.test")
     for size in range(1, len(hello)):
-        assert sniff.sniff(hello[:size]).kind is Kind.MORE
+        assert sniff.sniff(hello[:size]).kind is TrafficKind.MORE
     body = hello[5:]
     pieces = [body[start : start + 50] for start in range(0, len(body), 50)]
     fragmented = b"".join(hello[:3] + struct.pack("!H", len(piece)) + piece for piece in pieces)
-    assert sniff.sniff(fragmented) == (Kind.TLS, "one.test")
+    assert sniff.sniff(fragmented) == (TrafficKind.TLS, "one.test")
 
 
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"SSH-2.0-x\r\n", (Kind.OTHER, None)),
-        (b"\0\0\0\x08\x04\xd2\x16\x2f", (Kind.OTHER, None)),
-        (b"GE", (Kind.MORE, None)),
-        (b"GET key\r\n", (Kind.OTHER, None)),
-        (b"OPTIONS rtsp://a/b RTSP/1.0\r\n", (Kind.OTHER, None)),
-        (b"GET / HTTP/1.1\r\nHost: One.Test:80\r\n\r\n", (Kind.HTTP, "one.test")),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", (Kind.INVALID, None)),
-        (b"GET / HTTP/1.1\r\nX: y\nHost: b\r\nHost: a\r\n\r\n", (Kind.INVALID, None)),
-        (b"GET / HTTP/1.1\r\n\r\n", (Kind.INVALID, None)),
-        (b"GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n", (Kind.INVALID, None)),
-        (b"GET http://u@b/ HTTP/1.1\r\nHost: b\r\n\r\n", (Kind.HTTP, "b")),
-        (b"CONNECT evil:443 HTTP/1.1\r\nHost: a\r\n\r\n", (Kind.HTTP, "evil")),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", (Kind.HTTP2, None)),
-        (b"\x16\x03\x01\0\x04\x02\0\0\0", (Kind.INVALID, None)),
+        (b"SSH-2.0-x\r\n", (TrafficKind.OTHER, None)),
+        (b"\0\0\0\x08\x04\xd2\x16\x2f", (TrafficKind.OTHER, None)),
+        (b"GE", (TrafficKind.MORE, None)),
+        (b"GET key\r\n", (TrafficKind.OTHER, None)),
+        (b"OPTIONS rtsp://a/b RTSP/1.0\r\n", (TrafficKind.OTHER, None)),
+        (b"GET / HTTP/1.1\r\nHost: One.Test:80\r\n\r\n", (TrafficKind.HTTP, "one.test")),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", (TrafficKind.INVALID, None)),
+        (b"GET / HTTP/1.1\r\nX: y\nHost: b\r\nHost: a\r\n\r\n", (TrafficKind.INVALID, None)),
+        (b"GET / HTTP/1.1\r\n\r\n", (TrafficKind.INVALID, None)),
+        (b"PROPFIND / HTTP/1.1\r\nHost: b\r\n\r\n", (TrafficKind.HTTP, "b")),
+        (b"x-own / HTTP/1.1\r\nHost: b\r\n\r\n", (TrafficKind.HTTP, "b")),
+        (b"\r\n\n\r\nGET / HTTP/1.1\r\nHost: b\r\n\r\n", (TrafficKind.HTTP, "b")),
+        (b"GET\t/\tHTTP/1.1\r\nHost: b\r\n\r\n", (TrafficKind.INVALID, None)),
+        (b"PROPFIND / HT", (TrafficKind.MORE, None)),
+        (b"\r\n", (TrafficKind.MORE, None)),
+        (b"NICK somebody\r\n", (TrafficKind.OTHER, None)),
+        (b"0033git-upload-pack /a.git\0host=b\0", (TrafficKind.OTHER, None)),
+        (b"GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n", (TrafficKind.INVALID, None)),
+        (b"GET http://u@b/ HTTP/1.1\r\nHost: b\r\n\r\n", (TrafficKind.HTTP, "b")),
+        (b"CONNECT evil:443 HTTP/1.1\r\nHost: a\r\n\r\n", (TrafficKind.HTTP, "evil")),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", (TrafficKind.HTTP2, None)),
+        (b"\x16\x03\x01\0\x04\x02\0\0\0", (TrafficKind.INVALID, None)),
     ],
 )
-def test_first_bytes_say_what_a_connection_is_for(data: bytes, expected: tuple[Kind, str | None]) -> None:
+def test_first_bytes_say_what_a_connection_is_for(
+    data: bytes, expected: tuple[TrafficKind, str | None]
+) -> None:
     assert sniff.sniff(data) == expected
 
 
@@ -184,7 +194,7 @@ def test_an_answer_with_two_ends_is_passed_on_with_one() -> None:
         near, far = socket.socketpair()
         near.setblocking(False)
         with far:
-            client = http1.Client(await http.connected(near))
+            client = http1.ServerConnection(await http.connected(near))
             far.sendall(
                 b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\ntransfer-encoding: chunked\r\n\r\n"
                 b"2\r\nhi\r\n0\r\n\r\n"
@@ -203,7 +213,7 @@ def test_a_length_named_by_connection_costs_no_body() -> None:
         near, far = socket.socketpair()
         near.setblocking(False)
         with far:
-            client = http1.Client(await http.connected(near))
+            client = http1.ServerConnection(await http.connected(near))
             far.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
             request = http.Request(b"POST", b"/", b"one.test", [], http.just(b"hello"), length=5)
             response = await client.send(request)
@@ -261,7 +271,7 @@ def test_names_nobody_answers_for_are_one_sessions_problem() -> None:
             silent.bind(("127.0.0.1", 0))
             place = f"127.0.0.1#{silent.getsockname()[1]}"
             resolver = Resolver([place], {"own.test": ["192.0.2.1"]})
-            hostile, other = Share(resolver), Share(resolver)
+            hostile, other = SessionResolver(resolver), SessionResolver(resolver)
             waiting = [asyncio.create_task(hostile.resolve(f"n{number}.test")) for number in range(200)]
             # Names that are asked for already cost nothing more.
             waiting += [asyncio.create_task(hostile.resolve("n0.test")) for _ in range(200)]
@@ -293,7 +303,7 @@ def test_requests_on_one_connection_are_all_answered_also_where_nothing_is_passe
         newer = await talk(trail, asked + b"Connection: close\r\n\r\n")
         assert newer.endswith(b"0\r\nx-sum: 1\r\n\r\n")
 
-    async def talk(respond: http.Respond, said: bytes) -> bytes:
+    async def talk(respond: http.SendRequest, said: bytes) -> bytes:
         near, far = socket.socketpair()
         near.setblocking(False)
         stream = await http.accepted(near)
@@ -315,7 +325,7 @@ def test_what_a_server_repeats_in_an_unreadable_answer_is_not_told() -> None:
         near, far = socket.socketpair()
         near.setblocking(False)
         with far:
-            client = http1.Client(await http.connected(near))
+            client = http1.ServerConnection(await http.connected(near))
             far.sendall(b"HTTP/1.1 200 OK\r\nno header: s3cr3t\r\n\r\n")
             with pytest.raises(http.BadMessage) as caught:
                 await client.send(http.Request(b"GET", b"/", b"one.test", [(b"x-key", b"s3cr3t")]))

@@ -1,7 +1,7 @@
-"""What netd tells about its decisions: events and byte counts, bounded however much a session provokes.
+"""netd's record of its decisions: events, bounded in number however many a session causes.
 
 Each session may cause so many events per second; the rest are counted, and the count is an event of its own.
-What nobody fetches is kept up to a limit, and what falls out is counted too.
+Events that the engine does not fetch are kept up to a limit; those dropped beyond it are counted too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONGEST_TEXT: Final = 512
 
 
 class Bucket:
-    """So many at once, so many per second."""
+    """A token bucket: ``burst`` at once, ``rate`` per second."""
 
     __slots__ = ("_burst", "_level", "_rate", "_seen")
 
@@ -52,27 +52,22 @@ class Audit:
         self._wake()
 
     def take(self, most: int) -> tuple[list[dict[str, Any]], int]:
-        """The oldest events, and how many before them were lost."""
+        """Remove and return the oldest events, and how many before them were dropped."""
         batch = [self._events.popleft() for _ in range(min(most, len(self._events)))]
         lost, self._lost = self._lost, 0
         return batch, lost
-
-    def put_back(self, batch: list[dict[str, Any]], lost: int) -> None:
-        """The batch could not be delivered."""
-        self._events.extendleft(reversed(batch))
-        self._lost += lost
 
     def __len__(self) -> int:
         return len(self._events)
 
 
 def _short(value: Any) -> Any:
-    """Methods, hosts and names come from the session; each is kept, so none of them whole however long."""
+    """Truncate a value that the session chose: a method, host or name."""
     return value[:_LONGEST_TEXT] if isinstance(value, str) else value
 
 
 class SessionAudit:
-    """One session's way to the audit, with its rate."""
+    """The audit as one session uses it, with the session's rate limit."""
 
     def __init__(self, session: str, audit: Audit) -> None:
         self._session = session

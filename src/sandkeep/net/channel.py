@@ -1,8 +1,12 @@
-"""The connection between the engine and netd: JSON frames and descriptors over a unix socket.
+"""netd's connections to the engine and to supervisors: JSON frames and descriptors over a unix socket.
 
-Both ends use it, on an event loop. A request ``{"id", "op", …}`` gets one answer ``{"id", "ok"}`` or ``{"id",
-"error"}``; a message without an id is a notice. Descriptors travel with the first byte of the frame that says
-``fds``, their number, so they can be told apart however the bytes are cut.
+The engine and netd use it on their event loops. A request ``{"id", "op", …}`` gets one response ``{"id",
+"ok"}`` or ``{"id", "error"}``; a message without an id is a notice. Descriptors travel with the first byte of
+the frame that says ``fds``, their number, so the receiver can assign them to frames however the bytes are
+split.
+
+It has the frames of `sandkeep.shared.protocol`, and not the channel of `sandkeep.host.channel`: an asyncio
+transport loses descriptors, and here both ends send requests.
 """
 
 from __future__ import annotations
@@ -16,18 +20,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sandkeep.errors import SandkeepError, TransportError, from_json
-from sandkeep.supervisor import protocol
+from sandkeep.shared import protocol
 
 _MOST_FDS: Final = 64
 _MOST_WAITING: Final = 32 << 20
 
-Handler = Callable[[dict[str, Any], list[int]], None]
+MessageHandler = Callable[[dict[str, Any], list[int]], None]
 
 
-class Channel:
-    """One end. ``handle`` gets every message that is not an answer to a request made here."""
+class DescriptorChannel:
+    """One end of a connection. ``handle`` gets every message that is not an answer to an own request."""
 
-    def __init__(self, sock: socket.socket, handle: Handler, closed: Callable[[], None]) -> None:
+    def __init__(self, sock: socket.socket, handle: MessageHandler, closed: Callable[[], None]) -> None:
         sock.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._sock = sock
@@ -44,7 +48,7 @@ class Channel:
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def peer(self) -> tuple[int, int, int]:
-        """Process, user and group at the other end."""
+        """Return process, user and group of the peer."""
         data = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, gid = struct.unpack("iII", data)
         return pid, uid, gid
@@ -63,7 +67,7 @@ class Channel:
                 os.close(fd)
         for future in self._answers.values():
             if not future.done():
-                future.set_exception(TransportError("the network process went away"))
+                future.set_exception(TransportError("the connection was closed before the answer"))
         self._answers.clear()
         self._closed()
 
@@ -90,7 +94,7 @@ class Channel:
         self, op: str, fds: list[int] | None = None, **body: Any
     ) -> tuple[dict[str, Any], list[int]]:
         if not self.open:
-            raise TransportError("the network process is not there")
+            raise TransportError("the connection is closed")
         self._next += 1
         future: asyncio.Future[tuple[dict[str, Any], list[int]]] = self._loop.create_future()
         self._answers[self._next] = future
@@ -170,6 +174,8 @@ class Channel:
             for fd in fds:
                 os.close(fd)
         elif "error" in body:
+            for fd in fds:
+                os.close(fd)
             future.set_exception(from_json(body["error"]))
         else:
             future.set_result((body["ok"], fds))

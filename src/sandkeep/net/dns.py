@@ -1,14 +1,16 @@
-"""DNS messages, both ways: questions a session asks us, and the few we ask a real name server.
+"""DNS messages, both ways: queries of a session, and netd's own queries to a real name server.
 
-Pure functions over bytes. A question is taken only when everybody must read its name the same way: letters,
-digits, hyphens and underscores in labels, one question, class IN. Whatever else comes is malformed.
+Pure functions over bytes. A query is accepted only if every reader must read its name alike: letters, digits,
+hyphens and underscores in labels, one question, class IN. Anything else is malformed.
 """
 
 from __future__ import annotations
 
 import struct
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from typing import Final, NamedTuple
+
+from sandkeep.addresses import Address
 
 A: Final = 1
 CNAME: Final = 5
@@ -28,11 +30,9 @@ _LABEL: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_")
 _MOST_JUMPS: Final = 32
 _MOST_RECORDS: Final = 256
 
-Address = IPv4Address | IPv6Address
-
 
 class Malformed(Exception):
-    """Not a message we want to understand; ``rcode`` is what its sender deserves to hear."""
+    """A message that is not accepted; ``rcode`` is the response code to send."""
 
     def __init__(self, why: str, rcode: int = FORMAT_ERROR) -> None:
         super().__init__(why)
@@ -49,7 +49,9 @@ class Question(NamedTuple):
     """The question section as sent, to be echoed."""
 
 
-class Answer(NamedTuple):
+class NameResponse(NamedTuple):
+    """The part of a name server's response that is used."""
+
     rcode: int
     truncated: bool
     addresses: tuple[Address, ...]
@@ -68,7 +70,7 @@ def encode_name(name: str) -> bytes:
 
 
 def question(data: bytes) -> Question:
-    """The one question of a request."""
+    """Return the question of a query."""
     if len(data) < _HEADER.size:
         raise Malformed("too short")
     number, flags, count, *_ = _HEADER.unpack_from(data)
@@ -114,7 +116,7 @@ def reply(
     pointer: str | None = None,
     ttl: int = 30,
 ) -> bytes:
-    """An answer to a session. ``OK`` without records: the name exists, but has no such record."""
+    """Return a response to a session. ``OK`` without records: the name exists, but has no such record."""
     records = []
     for address in addresses:
         kind = A if address.version == 4 else AAAA
@@ -127,7 +129,7 @@ def reply(
 
 
 def error(data: bytes, rcode: int) -> bytes | None:
-    """The least one can answer to something malformed; ``None`` when not even that."""
+    """Return an error response to a malformed query; ``None`` if it is too short for one."""
     if len(data) < 3 or data[2] & 0x80:
         return None
     return data[:2] + struct.pack("!HHHHH", 0x8080 | rcode, 0, 0, 0, 0)
@@ -144,8 +146,8 @@ def request(number: int, name: str, kind: int) -> bytes:
     return _HEADER.pack(number, 0x0100, 1, 0, 0, 0) + encode_name(name) + struct.pack("!HH", kind, _IN)
 
 
-def answer(data: bytes, asked: bytes) -> Answer:
-    """The addresses a name server gave for ``asked``, a request of ours, aliases followed."""
+def response(data: bytes, asked: bytes) -> NameResponse:
+    """Return the addresses a name server gave for ``asked``, an own request, aliases followed."""
     if len(data) < _HEADER.size or data[:2] != asked[:2]:
         raise Malformed("not the answer to this request")
     _, flags, questions, count, _, _ = _HEADER.unpack_from(data)
@@ -175,11 +177,11 @@ def answer(data: bytes, asked: bytes) -> Answer:
                 addresses.append(ip_address(body))
                 ttl = min(ttl, life)
         offset += size
-    return Answer(flags & 0xF, bool(flags & 0x0200), tuple(addresses), ttl)
+    return NameResponse(flags & 0xF, bool(flags & 0x0200), tuple(addresses), ttl)
 
 
 def _name(data: bytes, offset: int) -> tuple[bytes, int]:
-    """A possibly compressed name, lower case, and where what follows it begins."""
+    """Return a possibly compressed name, in lower case, and the offset behind it."""
     labels: list[bytes] = []
     end = -1
     for _ in range(_MOST_JUMPS + 128):

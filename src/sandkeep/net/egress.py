@@ -1,12 +1,11 @@
-"""One session's way out: every connection it makes is accepted here, judged, and relayed or reset.
+"""Egress of one session: accept every connection it makes, judge it, and relay or reset it.
 
-The order for a connection: where did it want to go (the address before steering), which name stands behind
-that address, does the policy let it through, which real address does the name have and may that be reached,
-connect, and check once more, since the policy may have changed meanwhile. Under a custom policy the first
-bytes of a connection to a name must not ask for another name.
+The steps for a connection: find its destination (the address before steering) and the name behind that
+address; ask the policy; resolve the name and ask the policy about the real address; connect; ask once more,
+since the policy may have changed in between. Under a custom policy the first bytes of a connection to a name
+must not ask for another name.
 
-A policy that changes is applied to what is open at once: each open connection is judged again, and cut when
-the answer is no longer the one it was opened with.
+A new policy applies to open connections at once: each is judged again, and cut if the verdict has changed.
 """
 
 from __future__ import annotations
@@ -25,19 +24,21 @@ from sandkeep.linux import netlink
 from sandkeep.net import sniff
 from sandkeep.net.audit import Audit, SessionAudit
 from sandkeep.net.names import RANGE, FakeNames
-from sandkeep.net.policy import Address, Decision, Judge, Verdict, is_within
+from sandkeep.net.policy import Address, Decision, Judge, Judgement, is_within
 from sandkeep.net.relay import Pipes, Relay, has_urgent, in_line, keep_alive, reset_on_close
-from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver, Share
+from sandkeep.net.resolver import NoSuchName, ResolveFailed, Resolver, SessionResolver
 from sandkeep.net.responder import Responder
-from sandkeep.types import NetworkPolicy, PolicyMode, Rule
+from sandkeep.net.turns import Account, Turns
+from sandkeep.policy import NetworkPolicy, Rule
+from sandkeep.states import PolicyMode
 
 _ORIGINAL_DESTINATION: Final = 80
 _OWN: Final = IPv4Address(netlink.ADDRESS)
-_AT_ONCE: Final = 64
+_AT_ONCE: Final = 16
 _DNS: Final = 53
 
 
-class Limits(NamedTuple):
+class EgressLimits(NamedTuple):
     """Of each session."""
 
     connections: int = 1024
@@ -49,23 +50,24 @@ class Limits(NamedTuple):
 
 @dataclass(slots=True)
 class World:
-    """What all sessions of a netd share."""
+    """State that all sessions of a netd share."""
 
     resolver: Resolver
     audit: Audit
     pipes: Pipes = field(default_factory=Pipes)
+    turns: Turns = field(default_factory=Turns)
     operator_allowed: tuple[str, ...] = ()
     """Ranges the operator opened although they are private or this machine's own."""
     own_ports: frozenset[int] = frozenset()
-    """Where the server itself listens: never reachable from a session."""
-    limits: Limits = field(default_factory=Limits)
-    inspect: Callable[[Egress, Flow, sniff.Kind], Awaitable[None]] | None = None
+    """Ports the server itself listens on: never reachable from a session."""
+    limits: EgressLimits = field(default_factory=EgressLimits)
+    inspect: Callable[[Egress, Flow, sniff.TrafficKind], Awaitable[None]] | None = None
     """Serves connections to domains with rules, and owns the client's socket from then on."""
 
     def refuse_own(self, sock: socket.socket, port: int) -> None:
         """Close a connection that turned out to lead to the sandbox server, or to this machine.
 
-        Whatever address that was: a machine's public ones lead to all that listens on it, past its firewall.
+        Also at a public address of the machine: those reach every listener on it, past its firewall.
         """
         peer = sock.getpeername()[0]
         if peer != sock.getsockname()[0]:
@@ -93,26 +95,26 @@ class Flow:
         self.name: str | None = None
         self.candidates: tuple[Address, ...] = ()
         """Where the name may be reached: resolved, and each address allowed by the policy."""
-        self.verdict: Verdict | None = None
+        self.verdict: Judgement | None = None
         self.upgraded_under: Sequence[Rule] | None = None
         """The rules that let it leave HTTP, after which none of its bytes are judged any more."""
         self.handed_over = False
-        """Somebody else owns the client's socket."""
+        """The inspector owns the client's socket."""
         self.started = time.monotonic()
         self.relay: Relay | None = None
         self.task: asyncio.Task[None] | None = None
 
-    def is_outdated(self, verdict: Verdict) -> bool:
+    def is_outdated(self, verdict: Judgement) -> bool:
         """Whether it left HTTP under other rules than those of ``verdict``."""
         rules = verdict.domain.rules if verdict.domain is not None else None
         return self.upgraded_under is not None and self.upgraded_under != rules
 
     def moved(self) -> tuple[int, int]:
-        """Bytes in and out so far, as the session sees them."""
+        """Return bytes received and sent so far, as the session sees them."""
         return (self.relay.received, self.relay.sent) if self.relay is not None else (0, 0)
 
     def cut(self) -> None:
-        """End it now, as if the network had gone."""
+        """End the connection now, with a reset."""
         if self.relay is not None:
             self.relay.abort()
         if self.task is not None:
@@ -125,7 +127,7 @@ class Flow:
 
 
 class Refused(Exception):
-    """A connection is not made: why, and which line of the policy says so."""
+    """A connection is refused; ``rule`` is the line of the policy that refuses it."""
 
     def __init__(self, reason: str, rule: str | None = None) -> None:
         super().__init__(reason)
@@ -136,6 +138,7 @@ class Egress:
     def __init__(self, session: str, listeners: list[socket.socket], world: World) -> None:
         self.session = session
         self.world = world
+        self.account = Account(world.turns)
         self.audit = SessionAudit(session, world.audit)
         self._loop = asyncio.get_running_loop()
         self._listeners = listeners
@@ -150,7 +153,7 @@ class Egress:
         """Whose session this is, for those who receive its forwarded requests."""
         self.http2 = 0
         """Connections that speak HTTP/2 with us."""
-        self.resolver = Share(world.resolver)
+        self.resolver = SessionResolver(world.resolver)
         self._responder = Responder(
             self._names,
             self.resolver,
@@ -159,39 +162,38 @@ class Egress:
             burst=world.limits.dns_burst,
             rate=world.limits.dns_rate,
         )
+        self._context = self.account.context()
 
     def start(self) -> None:
         for listener in self._listeners:
             listener.setblocking(False)
-            if listener.type == socket.SOCK_STREAM:
-                self._loop.add_reader(listener.fileno(), self._accept, listener)
-            else:
-                self._loop.add_reader(listener.fileno(), self._responder.on_datagram, listener)
+            self._listen(listener)
 
     def close(self) -> None:
-        """Stop serving, and cut what is open."""
+        """Stop serving, and cut open connections."""
         for listener in self._listeners:
             self._loop.remove_reader(listener.fileno())
             listener.close()
         self._responder.close()
         for flow in list(self._flows):
             flow.cut()
+        self.account.close()
         self.audit.close()
 
     def usage(self) -> tuple[int, int]:
-        """Bytes into and out of the session since it was registered."""
+        """Return bytes into and out of the session since it was registered."""
         moved = [flow.moved() for flow in self._flows]
         received, sent = self._done
         return received + sum(item[0] for item in moved), sent + sum(item[1] for item in moved)
 
     async def counted(self, body: AsyncIterator[bytes], *, into: bool) -> AsyncIterator[bytes]:
-        """A body on its way into or out of the session, counted."""
+        """Pass a body on, counting its bytes as received or sent by the session."""
         async for piece in body:
             self._done = (self._done[0] + len(piece) * into, self._done[1] + len(piece) * (not into))
             yield piece
 
     def count(self, sent: int, received: int) -> None:
-        """Bytes out of and into the session that no relay counts."""
+        """Count bytes out of and into the session that no relay counts."""
         self._done = (self._done[0] + received, self._done[1] + sent)
 
     @property
@@ -199,7 +201,7 @@ class Egress:
         return len(self._flows)
 
     def rules(self, flow: Flow) -> Sequence[Rule] | None:
-        """The rules in force for a flow's requests; ``None`` when it may not make any more."""
+        """Return the rules in force for a flow's requests; ``None`` if it may make no more requests."""
         verdict = self._judge.decide(name=flow.name, address=flow.address, port=flow.port)
         if verdict.decision is not Decision.INSPECT or verdict.domain is None:
             return None
@@ -208,7 +210,7 @@ class Egress:
     # --- policy ------------------------------------------------------------------------------------------
 
     def set_policy(self, policy: NetworkPolicy) -> int:
-        """Apply to new connections at once, and to open ones; returns how many were cut."""
+        """Apply a policy to new and open connections at once; return how many were cut."""
         self._policy = policy
         self._judge = Judge(policy, operator_allowed=self.world.operator_allowed)
         self._responder.denies_all = policy.mode is PolicyMode.DENY_ALL
@@ -227,6 +229,29 @@ class Egress:
 
     # --- connections -------------------------------------------------------------------------------------
 
+    def _listen(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            self._loop.add_reader(listener.fileno(), self._on_news, listener)
+
+    def _on_news(self, listener: socket.socket) -> None:
+        """Accept connections or queries; later if the session has used up its time."""
+        if self.account.must_wait():
+            self._loop.remove_reader(listener.fileno())
+            self.account.when_free(lambda: self._hear_again(listener))
+        else:
+            self._hear(listener)
+
+    def _hear_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            self._listen(listener)
+            self._hear(listener)
+
+    def _hear(self, listener: socket.socket) -> None:
+        take = self._accept if listener.type == socket.SOCK_STREAM else self._responder.on_datagram
+        with self.account.charged():
+            # In a context that charges the tasks it makes as well.
+            self._context.copy().run(take, listener)
+
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
             try:
@@ -234,9 +259,9 @@ class Egress:
             except BlockingIOError:
                 return
             except OSError:
-                # Out of descriptors or memory: what is waiting stays in the kernel's queue meanwhile.
+                # Out of descriptors or memory: connections wait in the kernel's queue until the retry.
                 self._loop.remove_reader(listener.fileno())
-                self._loop.call_later(0.2, self._resume, listener)
+                self._loop.call_later(0.2, self._listen, listener)
                 return
             client.setblocking(False)
             in_line(client)
@@ -253,10 +278,6 @@ class Egress:
             self._flows.add(flow)
             flow.task = asyncio.create_task(self._serve(flow), name=f"connection of {self.session}")
 
-    def _resume(self, listener: socket.socket) -> None:
-        if listener.fileno() >= 0:
-            self._loop.add_reader(listener.fileno(), self._accept, listener)
-
     async def _serve(self, flow: Flow) -> None:
         try:
             if flow.port == _DNS:
@@ -270,7 +291,7 @@ class Egress:
         except (OSError, TimeoutError, asyncio.CancelledError):
             self._end(flow, abruptly=True)
         except Exception as error:
-            # Ours to mend, but this connection's problem only.
+            # A bug in netd; it ends this connection only.
             self._loop.call_exception_handler({"message": "a connection failed", "exception": error})
             self._end(flow, abruptly=True)
 
@@ -301,7 +322,7 @@ class Egress:
         else:
             flow.client.close()
 
-    def _decide(self, flow: Flow, address: Address | None) -> Verdict:
+    def _decide(self, flow: Flow, address: Address | None) -> Judgement:
         verdict = self._judge.decide(name=flow.name, address=address, port=flow.port)
         if verdict.decision is Decision.DENY:
             raise Refused(verdict.reason, verdict.rule)
@@ -328,7 +349,7 @@ class Egress:
             return
         upstream = await self.connect(flow)
         try:
-            # A moment has passed.
+            # The policy may have changed while connecting.
             verdict = self._decide(flow, flow.address)
             if verdict.decision is not Decision.ALLOW:
                 raise Refused("the policy changed while connecting")
@@ -339,7 +360,7 @@ class Egress:
         await self._relay(flow, upstream)
 
     async def find_addresses(self, flow: Flow) -> None:
-        """Resolve the flow's name to the addresses the policy lets it have."""
+        """Resolve the flow's name to the addresses that the policy allows."""
         assert flow.name is not None
         self._decide(flow, None)
         addresses = await self.resolver.resolve(flow.name)
@@ -357,7 +378,7 @@ class Egress:
         flow.candidates = tuple(allowed)
 
     async def connect(self, flow: Flow) -> socket.socket:
-        """A connection to the first candidate that takes one; which one it was is the flow's address."""
+        """Connect to the first candidate that accepts, and make that the flow's address."""
         failure: Exception = Refused("no address")
         for address in flow.candidates:
             try:
@@ -370,7 +391,7 @@ class Egress:
             return upstream
         raise failure
 
-    def opened(self, flow: Flow, verdict: Verdict) -> None:
+    def opened(self, flow: Flow, verdict: Judgement) -> None:
         flow.verdict = verdict
         self.audit.record(
             "network.connection", **flow.facts(), verdict="allow", reason=verdict.reason, rule=verdict.rule
@@ -378,14 +399,14 @@ class Egress:
 
     async def _relay(self, flow: Flow, upstream: socket.socket) -> None:
         keep_alive(flow.client)
-        relay = Relay(flow.client, upstream, self.world.pipes, lambda: self._end(flow))
+        relay = Relay(flow.client, upstream, self.world.pipes, self.account, lambda: self._end(flow))
         flow.relay = relay
         relay.start_receiving()
         if flow.name is not None and self._policy.mode is PolicyMode.CUSTOM:
             await self._greeting(flow, silent=True)
         relay.start_sending()
 
-    async def _inspect(self, flow: Flow, verdict: Verdict) -> None:
+    async def _inspect(self, flow: Flow, verdict: Judgement) -> None:
         if self.world.inspect is None:
             raise Refused("rules cannot be applied on this machine", verdict.rule)
         flow.address = flow.candidates[0]
@@ -397,32 +418,31 @@ class Egress:
         finally:
             self._end(flow)
 
-    async def _greeting(self, flow: Flow, *, silent: bool) -> sniff.Kind:
-        """Look at the first bytes, as many as it takes to see whom the client asks for; it must be the name.
+    async def _greeting(self, flow: Flow, *, silent: bool) -> sniff.TrafficKind:
+        """Peek at the first bytes until they show which name the client asks for; it must be the flow's.
 
-        Nothing is taken from the socket. ``silent`` lets clients through that wait for the server to speak,
-        or say no name at all.
+        ``silent`` allows clients that wait for the server to send first, and protocols without a name.
         """
         patience = self.world.limits.greeting_seconds
         head = await self._peek(flow.client, 1, None if silent else patience)
         deadline = self._loop.time() + patience
-        while (found := sniff.sniff(head)).kind is sniff.Kind.MORE and head:
+        while (found := sniff.sniff(head)).kind is sniff.TrafficKind.MORE and head:
             more = await self._peek(flow.client, len(head) + 1, max(deadline - self._loop.time(), 0))
             if len(more) <= len(head):
                 if has_urgent(flow.client):
                     raise Refused("urgent data hides whom the connection asks for")
-                break  # that was all
+                break  # the client has sent all it will
             head = more
-        if found.kind in (sniff.Kind.OTHER, sniff.Kind.MORE) and not silent:
+        if found.kind in (sniff.TrafficKind.OTHER, sniff.TrafficKind.MORE) and not silent:
             raise Refused("neither TLS nor HTTP, and the domain has rules")
-        if found.kind is sniff.Kind.INVALID:
+        if found.kind is sniff.TrafficKind.INVALID:
             raise Refused("the connection begins with a malformed greeting")
         if found.name is not None and found.name != flow.name:
             raise Refused(f"the connection asks for {found.name}, not for {flow.name}")
         return found.kind
 
     async def _peek(self, client: socket.socket, count: int, seconds: float | None) -> bytes:
-        """What the client has sent so far, once that is ``count`` bytes or will not be more."""
+        """Return the bytes received so far, once there are ``count`` or no more will come."""
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
         ready = asyncio.Event()
         self._loop.add_reader(client.fileno(), ready.set)
@@ -436,7 +456,7 @@ class Egress:
 
 
 def original_destination(client: socket.socket) -> tuple[Address, int]:
-    """Where a steered connection wanted to go."""
+    """Return the destination of a steered connection before it was steered."""
     if client.family == socket.AF_INET:
         data = client.getsockopt(socket.IPPROTO_IP, _ORIGINAL_DESTINATION, 16)
         port, packed = struct.unpack("!2xH4s8x", data)
@@ -447,7 +467,7 @@ def original_destination(client: socket.socket) -> tuple[Address, int]:
 
 
 async def dial(address: Address, port: int, seconds: float) -> socket.socket:
-    """A TCP connection from this machine."""
+    """Connect from this machine."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -468,7 +488,7 @@ def reset(sock: socket.socket) -> None:
 
 
 def adopt(fds: list[int]) -> list[socket.socket]:
-    """Listeners received by descriptor."""
+    """Make socket objects of listeners' descriptors; they own them."""
     made: list[socket.socket] = []
     try:
         for fd in fds:

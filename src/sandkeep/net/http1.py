@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Final
 
 import h11
 
 from sandkeep.net import http
-from sandkeep.net.http import BadMessage, Headers, Request, Respond, Response, Stream
+from sandkeep.net.http import BadMessage, HeaderList, Request, RequestHead, Response, SendRequest, Stream
+from sandkeep.net.turns import Pace
+
+_MOST_INFORMED: Final = 32
+"""Interim (1xx) responses before the response."""
 
 
-async def serve(stream: Stream, respond: Respond, *, scheme: bytes) -> None:
+async def serve(stream: Stream, respond: SendRequest, *, scheme: bytes) -> None:
     """Answer requests until either side ends. Does not close the stream."""
     server = _Server(stream, scheme)
     while await server.exchange(respond):
@@ -29,8 +33,8 @@ class _Server:
         self._scheme = scheme
         self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=http.MOST_HEAD)
 
-    async def exchange(self, respond: Respond) -> bool:
-        """One request and its answer; whether another may follow."""
+    async def exchange(self, respond: SendRequest) -> bool:
+        """Serve one request; return whether another may follow."""
         try:
             event = await self._event(http.HEAD_SECONDS)
             if not isinstance(event, h11.Request):
@@ -51,7 +55,7 @@ class _Server:
         finally:
             response.done()
         if request.length == 0 and self._connection.their_state is h11.SEND_BODY:
-            self._connection.next_event()  # the end, which nobody looked for where nothing was passed on
+            self._connection.next_event()  # the end of an empty body, which was not read
         if self._connection.our_state is not h11.DONE or self._connection.their_state is not h11.DONE:
             return False
         self._connection.start_next_cycle()
@@ -70,44 +74,36 @@ class _Server:
             self._connection.receive_data(await self._stream.read(max(left, 0)))
 
     def _request(self, event: h11.Request) -> Request:
-        headers: Headers = [(bytes(name), bytes(value)) for name, value in event.headers]
-        names = [name for name, _ in headers]
-        if names.count(b"host") != 1:
-            raise BadMessage("exactly one Host")
-        if b"content-length" in names and b"transfer-encoding" in names:
-            raise BadMessage("a length and a transfer coding")
-        if event.method == b"CONNECT":
-            raise BadMessage("CONNECT is not for this server", 405)
-        authority, target = http.header(headers, b"host") or b"", bytes(event.target)
-        if not target.startswith(b"/") and target != b"*":
-            scheme, separator, rest = target.partition(b"://")
-            host, slash, path = rest.partition(b"/")
-            if not separator or scheme.lower() != self._scheme or host.lower() != authority.lower():
-                raise BadMessage("the target names another place than Host")
-            target = slash + path or b"/"
+        headers: HeaderList = [(bytes(name), bytes(value)) for name, value in event.headers]
+        names = {name for name, _ in headers}
+        if b"host" not in names:
+            raise BadMessage("no Host")
+        scheme, authority, target = _split_target(bytes(event.target))
         upgrade = http.header(headers, b"upgrade")
         options = b",".join(value for name, value in headers if name == b"connection")
         asked = {part.strip().lower() for part in options.split(b",")}
-        length = http.header(headers, b"content-length")
-        known = None if b"transfer-encoding" in names else int(length or 0)
-        end_to_end = http.end_to_end(headers)
-        return Request(
+        head = RequestHead(
             bytes(event.method),
             target,
-            authority,
-            [(name, value) for name, value in end_to_end if name not in (b"host", b"expect")],
-            self._body(),
-            upgrade if upgrade is not None and b"upgrade" in asked else None,
-            known,
+            headers,
+            scheme=scheme,
+            authority=authority,
+            bodiless=not names & {b"content-length", b"transfer-encoding"},
+            upgrade=upgrade if b"upgrade" in asked else None,
         )
+        return http.checked_request(head, self._body(), scheme=self._scheme)
 
     async def _body(self) -> AsyncIterator[bytes]:
+        pace = Pace()
         while True:
             event = await self._event(http.STALL_SECONDS)
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-            else:
+            if not isinstance(event, h11.Data):
                 return
+            data, after = _gathered(event, self._connection.next_event, pace)
+            yield data
+            if after is not None and after is not h11.NEED_DATA:
+                return
+            await pace.rest()
 
     async def _send(self, request: Request, response: Response) -> None:
         headers = http.end_to_end(response.headers)
@@ -122,7 +118,7 @@ class _Server:
         end = h11.EndOfMessage(headers=response.trailers if self._is_chunked(headers) else [])
         await self._stream.write(self._connection.send(end) or b"")
 
-    def _is_chunked(self, headers: Headers) -> bool:
+    def _is_chunked(self, headers: HeaderList) -> bool:
         newer = (self._connection.their_http_version or b"") >= b"1.1"
         return newer and http.header(headers, b"content-length") is None
 
@@ -144,19 +140,28 @@ class _Server:
         await self._stream.write(data + (self._connection.send(h11.EndOfMessage()) or b""))
 
 
+def _split_target(target: bytes) -> tuple[bytes | None, bytes | None, bytes]:
+    """Split a target into scheme, authority and path; only the absolute form has the first two."""
+    scheme, separator, rest = target.partition(b"://")
+    if target.startswith(b"/") or not separator:
+        return None, None, target
+    host, slash, path = rest.partition(b"/")
+    return scheme.lower(), host, slash + path or b"/"
+
+
 # --- client --------------------------------------------------------------------------------------------
 
 
-class Client:
+class ServerConnection:
     """A connection to a server. ``idle`` gets it back after an exchange that leaves it usable."""
 
-    def __init__(self, stream: Stream, idle: Callable[[Client], None] | None = None) -> None:
+    def __init__(self, stream: Stream, idle: Callable[[ServerConnection], None] | None = None) -> None:
         self._stream = stream
         self._idle = idle
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=http.MOST_HEAD)
         self._feeding: asyncio.Task[None] | None = None
         self.used = False
-        """Whether it has answered before: then a server may have closed it meanwhile."""
+        """Whether it was used before: then the server may have closed it since."""
 
     def close(self) -> None:
         if self._feeding is not None:
@@ -195,13 +200,15 @@ class Client:
             head = h11.Request(method=request.method, target=request.target, headers=headers)
             data = self._connection.send(head) or b""
         except h11.LocalProtocolError:
-            # From HTTP/2, where a method or path may have bytes that would end it here. Not told which:
-            # the values of secrets are among the headers.
+            # From HTTP/2, where a method or path may have bytes that would end it here. The error does not
+            # quote them: the values of secrets are among the headers.
             raise BadMessage("the request cannot be said in HTTP/1.1") from None
         await self._stream.write(data)
         self._feeding = asyncio.create_task(self._feed(request), name="request body")
         event = await self._event()
-        while isinstance(event, h11.InformationalResponse) and event.status_code != 101:
+        for _ in range(_MOST_INFORMED):
+            if not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
+                break
             event = await self._event()
         if isinstance(event, h11.InformationalResponse):
             rest, _ = self._connection.trailing_data
@@ -213,7 +220,7 @@ class Client:
             raise BadMessage("no response", 502)
         fields = [(bytes(name), bytes(value)) for name, value in event.headers]
         if http.header(fields, b"transfer-encoding") is not None:
-            # That is how it was read; a length besides would be another end to whoever reads it next.
+            # It was read as chunked; a length besides could be read as another end by the client.
             fields = [item for item in fields if item[0] != b"content-length"]
         response = Response(event.status_code, http.end_to_end(fields), done=self._done)
         response.body = self._body(response)
@@ -225,25 +232,31 @@ class Client:
                 await self._stream.write(self._connection.send(h11.Data(data=piece)) or b"")
             await self._stream.write(self._connection.send(h11.EndOfMessage()) or b"")
         except (OSError, TimeoutError, h11.ProtocolError):
-            # A server may answer and close before it has read everything; its answer says how it went.
+            # A server may respond and close before it has read everything; its response says how it went.
             pass
 
+    def _next(self) -> Any:
+        try:
+            return self._connection.next_event()
+        except h11.RemoteProtocolError:
+            # Its text quotes the server, which may repeat what it was sent: secrets too.
+            raise BadMessage("the server's answer cannot be read", 502) from None
+
     async def _event(self) -> Any:
-        while True:
-            try:
-                event = self._connection.next_event()
-            except h11.RemoteProtocolError:
-                # Its text quotes the server, which may repeat what it was sent: secrets too.
-                raise BadMessage("the server's answer cannot be read", 502) from None
-            if event is not h11.NEED_DATA:
-                return event
+        while (event := self._next()) is h11.NEED_DATA:
             self._connection.receive_data(await self._stream.read())
+        return event
 
     async def _body(self, response: Response) -> AsyncIterator[bytes]:
+        pace = Pace()
+        event: Any = None
         while True:
-            event = await self._event()
+            if event is None or event is h11.NEED_DATA:
+                event = await self._event()
             if isinstance(event, h11.Data):
-                yield bytes(event.data)
+                data, event = _gathered(event, self._next, pace)
+                yield data
+                await pace.rest()
             elif isinstance(event, h11.EndOfMessage):
                 response.trailers += [(bytes(name), bytes(value)) for name, value in event.headers]
                 return
@@ -251,7 +264,19 @@ class Client:
                 raise BadMessage("the response ended early", 502)
 
 
+def _gathered(first: h11.Data, next_event: Callable[[], Any], pace: Pace) -> tuple[bytes, Any]:
+    """Join the chunks of a body received so far; also return the event that ended them, if any."""
+    pieces, size = [bytes(first.data)], len(first.data)
+    while size < http.PIECE and not pace.is_over():
+        event = next_event()
+        if not isinstance(event, h11.Data):
+            return b"".join(pieces), event
+        pieces.append(bytes(event.data))
+        size += len(event.data)
+    return b"".join(pieces), None
+
+
 def _unread(stream: Stream, data: bytes) -> None:
-    """Put back what was read beyond the head of an upgraded connection."""
+    """Put back bytes read beyond the head of an upgraded connection."""
     buffered = bytes(stream.reader._buffer)  # type: ignore[attr-defined]
     stream.reader._buffer[:] = data + buffered  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """HTTP/2 towards a session, framed by h2.
 
-What a hostile client can make us keep is bounded: credit for received data is given back only once the other
-side has taken it, so a stream holds at most its window; responses wait for the client's credit before they
-are read; streams, header sizes, resets and pings that cost us and not the client are limited.
+The memory that a hostile client can use is bounded: credit for received data is given back only once the
+server has taken it, so a stream holds at most its window; responses wait for the client's credit before they
+are read; streams, header sizes, and frames that cost netd more than the client are limited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
     DataReceived,
-    PingReceived,
     RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
@@ -27,21 +26,25 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-from sandkeep.net import http
+from sandkeep.net import frames, http
 from sandkeep.net.audit import Bucket
-from sandkeep.net.http import BadMessage, Headers, Request, Respond, Response, Stream
+from sandkeep.net.http import BadMessage, HeaderList, Request, RequestHead, Response, SendRequest, Stream
+from sandkeep.net.turns import Pace
 
 _STREAMS: Final = 64
 _STREAM_WINDOW: Final = 256 << 10
 _LEAST_WINDOW: Final = 65_535
-"""What the protocol gives every connection."""
+"""The window every connection starts with."""
 _CONNECTION_WINDOW: Final = 4 << 20
+_UPDATES: Final = 4
+"""Window updates allowed per data frame; usual are two, one of them for the connection."""
+_MOST_UPDATES: Final = 4096
 _UPGRADES: Final = frozenset(
     {b"connection", b"upgrade", b"keep-alive", b"proxy-connection", b"transfer-encoding"}
 )
 
 
-async def serve(stream: Stream, respond: Respond, *, scheme: bytes, narrow: bool = False) -> None:
+async def serve(stream: Stream, respond: SendRequest, *, scheme: bytes, narrow: bool = False) -> None:
     """Answer requests until either side ends. Does not close the stream.
 
     ``narrow`` takes no more from the client ahead of the server than the protocol demands.
@@ -59,18 +62,18 @@ class _Exchange:
     def __init__(self, number: int) -> None:
         self.number = number
         self.received = bytearray()
-        """In one piece, however small those were that came: each by itself would cost many times its size."""
+        """In one buffer: small chunks kept apart would cost many times their size."""
         self.credit = 0
-        """To give back for it, padding included."""
+        """Credit to give back for it, padding included."""
         self.bodiless = False
-        """Ended by its head. When it is looked at, ``ended`` may be true of a request with a body."""
+        """Ended by its head. ``ended`` may also be true, by the time it is read, of a request with a body."""
         self.ended = False
         self.news = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
 
 class _Server:
-    def __init__(self, stream: Stream, respond: Respond, scheme: bytes, window: int) -> None:
+    def __init__(self, stream: Stream, respond: SendRequest, scheme: bytes, window: int) -> None:
         self._window = window
         self._stream = stream
         self._respond = respond
@@ -88,7 +91,10 @@ class _Server:
         )
         self._exchanges: dict[int, _Exchange] = {}
         self._credit = asyncio.Event()
+        self._frames = frames.FrameSplitter()
         self._waste = Bucket(burst=200, rate=20)
+        self._updates = 0
+        """Window updates that are expected and have not come yet."""
         self._writing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -96,23 +102,30 @@ class _Server:
         if self._window > _LEAST_WINDOW:
             self._connection.increment_flow_control_window(self._window - _LEAST_WINDOW)
         await self._flush()
-        patience = http.HEAD_SECONDS
+        patience, pace = http.HEAD_SECONDS, Pace()
         while True:
             data = await self._stream.read(patience if not self._exchanges else http.STALL_SECONDS)
             if not data:
                 return
             patience = http.IDLE_SECONDS
-            try:
-                events = self._connection.receive_data(data)
-                for event in events:
-                    self._take(event)
-            except (ProtocolError, BadMessage):
-                self._say_goodbye(ErrorCodes.ENHANCE_YOUR_CALM)
+            self._frames.add(data)
+            while True:
+                try:
+                    piece, kinds = self._frames.take()
+                    self._count(kinds)
+                    events = self._connection.receive_data(piece) if piece else []
+                    for event in events:
+                        self._take(event)
+                except (ProtocolError, BadMessage, frames.TooLong):
+                    self._say_goodbye(ErrorCodes.ENHANCE_YOUR_CALM)
+                    await self._flush()
+                    return
+                if not piece:
+                    break
                 await self._flush()
-                return
-            await self._flush()
-            if any(isinstance(event, ConnectionTerminated) for event in events):
-                return
+                if any(isinstance(event, ConnectionTerminated) for event in events):
+                    return
+                await pace.rest()
 
     async def close(self) -> None:
         tasks = [found.task for found in self._exchanges.values() if found.task is not None]
@@ -132,7 +145,16 @@ class _Server:
             if data:
                 await self._stream.write(data)
 
-    # --- what the client says ----------------------------------------------------------------------------
+    # --- events of the client ----------------------------------------------------------------------------
+
+    def _count(self, kinds: list[int]) -> None:
+        for kind in kinds:
+            if kind == frames.WINDOW_UPDATE and self._updates:
+                self._updates -= 1
+            elif kind == frames.HEADERS:
+                self._updates += 1
+            elif kind not in (frames.DATA, frames.CONTINUATION):
+                self._spend()
 
     def _take(self, event: Any) -> None:
         if isinstance(event, RequestReceived):
@@ -157,21 +179,16 @@ class _Server:
                 found.ended = True
                 found.news.set()
         elif isinstance(event, StreamReset):
-            self._spend()
             found = self._exchanges.get(event.stream_id)
             if found is not None and found.task is not None:
                 found.task.cancel()
         elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
-            if isinstance(event, RemoteSettingsChanged):
-                self._spend()
             self._credit.set()
-        elif isinstance(event, PingReceived):
-            self._spend()
 
     def _spend(self) -> None:
-        """Something that costs the client nothing: only so often."""
+        """Count a frame that costs the client nothing; refuse too many."""
         if not self._waste.take():
-            raise BadMessage("too many frames to no end")
+            raise BadMessage("too many no-op frames")
 
     def _give_back(self, count: int, number: int) -> None:
         if count:
@@ -182,7 +199,7 @@ class _Server:
 
     # --- one exchange ------------------------------------------------------------------------------------
 
-    async def _serve(self, exchange: _Exchange, headers: Headers) -> None:
+    async def _serve(self, exchange: _Exchange, headers: HeaderList) -> None:
         response: Response | None = None
         try:
             try:
@@ -214,41 +231,17 @@ class _Server:
         except ProtocolError:
             pass
 
-    def _request(self, exchange: _Exchange, headers: Headers) -> Request:
+    def _request(self, exchange: _Exchange, headers: HeaderList) -> Request:
         pseudo = {bytes(name): bytes(value) for name, value in headers if name.startswith(b":")}
-        fields = [(bytes(name), bytes(value)) for name, value in headers if not name.startswith(b":")]
-        authority, host = pseudo.get(b":authority"), http.header(fields, b"host")
-        if pseudo.get(b":method") == b"CONNECT":
-            raise BadMessage("CONNECT is not for this server", 405)
-        if host is not None and authority is not None and host.lower() != authority.lower():
-            raise BadMessage("two different hosts")
-        if pseudo.get(b":scheme", self._scheme) != self._scheme or not (authority or host):
-            raise BadMessage("another scheme, or no host")
-        if sum(len(name) + len(value) for name, value in headers) > http.MOST_HEAD:
-            raise BadMessage("the head is too large", 431)
-        # Passed on as a target of HTTP/1.1 anything else could name another host, or hide the path.
-        path = pseudo.get(b":path", b"/")
-        if not path.startswith(b"/") and not (path == b"*" and pseudo[b":method"] == b"OPTIONS"):
-            raise BadMessage("not a path")
-        length = http.header(fields, b"content-length")
-        if exchange.bodiless and length not in (None, b"0"):
-            raise BadMessage("a length and no body")
-        known = 0 if exchange.bodiless else int(length) if length is not None and length.isdigit() else None
-        dropped = (*_UPGRADES, b"host", b"expect", b"te")
-        # Cookies may come in pieces; HTTP/1.1 has one header for them.
-        cookies = b"; ".join(value for name, value in fields if name == b"cookie")
-        kept = [item for item in fields if item[0] not in dropped and item[0] != b"cookie"]
-        if cookies:
-            kept.append((b"cookie", cookies))
-        return Request(
-            pseudo[b":method"],
-            path,
-            authority or host or b"",
-            kept,
-            self._body(exchange),
-            None,
-            known,
+        head = RequestHead(
+            pseudo.get(b":method", b""),
+            pseudo.get(b":path", b"/"),
+            [(bytes(name), bytes(value)) for name, value in headers if not name.startswith(b":")],
+            scheme=pseudo.get(b":scheme"),
+            authority=pseudo.get(b":authority"),
+            bodiless=exchange.bodiless,
         )
+        return http.checked_request(head, self._body(exchange), scheme=self._scheme)
 
     async def _body(self, exchange: _Exchange) -> AsyncIterator[bytes]:
         while True:
@@ -257,7 +250,7 @@ class _Server:
                 exchange.received.clear()
                 if data:
                     yield data
-                # Only now: whoever asked for the next piece has passed this one on.
+                # Only now: the consumer has passed this chunk on when it asks for the next.
                 exchange.credit -= credit
                 self._give_back(credit, exchange.number)
                 await self._flush()
@@ -301,5 +294,6 @@ class _Server:
                     await self._credit.wait()
                 continue
             self._connection.send_data(number, bytes(view[:room]))
+            self._updates = min(self._updates + _UPDATES, _MOST_UPDATES)
             view = view[room:]
             await self._flush()

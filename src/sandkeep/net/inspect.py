@@ -11,42 +11,43 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from sandkeep.errors import HostCannot, InvalidRequest
 from sandkeep.net import http, http1, http2, policy, secrets, sniff
 from sandkeep.net.egress import Egress, Flow, Refused, dial
-from sandkeep.net.http import BadMessage, Headers, Request, Response
+from sandkeep.net.http import BadMessage, HeaderList, Request, Response
 from sandkeep.net.resolver import NoSuchName, ResolveFailed
 from sandkeep.net.tls import Leaves
 from sandkeep.net.tokens import Signer
-from sandkeep.types import Forward, Respond, Rule, Transform
+from sandkeep.net.turns import Pace
+from sandkeep.policy import Forward, Respond, Rule, Transform
 
 _MOST_IDLE: Final = 8
 _WIDE: Final = 16
 """HTTP/2 connections of a session that may have megabytes under way; the others together must not."""
 _LONGEST_PATH: Final = 512
 _REPEATABLE: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"})
-"""Methods that mean the same when a server hears them twice."""
+"""Idempotent methods: a server may receive them twice."""
 _ECHOED: Final = frozenset({b"TRACE", b"TRACK"})
-"""Methods that have a server show the client what it received."""
+"""Methods whose response shows the client the request that the server received."""
 
 
 class Inspector:
-    """What all inspected connections share."""
+    """State that all inspected connections share."""
 
     def __init__(self, leaves: Leaves, upstream: ssl.SSLContext, signer: Signer) -> None:
         self._leaves = leaves
         self.upstream = upstream
         self.signer = signer
 
-    async def serve(self, egress: Egress, flow: Flow, kind: sniff.Kind) -> None:
+    async def serve(self, egress: Egress, flow: Flow, kind: sniff.TrafficKind) -> None:
         """Serve an accepted connection until it ends."""
         assert flow.name is not None
         try:
-            context = self._leaves.context(flow.name) if kind is sniff.Kind.TLS else None
+            context = self._leaves.context(flow.name) if kind is sniff.TrafficKind.TLS else None
         except BaseException:
             flow.client.close()
             raise
@@ -54,7 +55,7 @@ class Inspector:
         connection = _Connection(self, egress, flow, secure=context is not None)
         scheme = b"https" if context is not None else b"http"
         try:
-            if kind is sniff.Kind.HTTP2 or stream.protocol == "h2":
+            if kind is sniff.TrafficKind.HTTP2 or stream.protocol == "h2":
                 egress.http2 += 1
                 try:
                     narrow = egress.http2 > _WIDE
@@ -64,7 +65,7 @@ class Inspector:
             else:
                 await http1.serve(stream, connection.respond, scheme=scheme)
         except Exception as error:
-            # A client that goes away, or a server that breaks off in the middle of a response: so do we.
+            # The client went away, or the server broke off in the middle of a response.
             stream.abort()
             expected = isinstance(error, OSError | TimeoutError | BadMessage)
             if not expected and type(error).__module__.partition(".")[0] not in ("h11", "h2"):
@@ -75,14 +76,14 @@ class Inspector:
 
 
 class _Connection:
-    """One client connection, and the connections to servers made for it and nobody else."""
+    """One client connection, and the connections to servers made for it alone."""
 
     def __init__(self, inspector: Inspector, egress: Egress, flow: Flow, *, secure: bool) -> None:
         self._inspector = inspector
         self._egress = egress
         self._flow = flow
         self._secure = secure
-        self._idle: list[http1.Client] = []
+        self._idle: list[http1.ServerConnection] = []
 
     def close(self) -> None:
         while self._idle:
@@ -92,10 +93,10 @@ class _Connection:
         started = time.monotonic()
         action, label = "pass", None
         try:
-            rule, label = self._judge(request)
+            rules = self._egress.rules(self._flow)
+            rule, label = await self._judge(request, rules)
             action = _ACTIONS[type(rule.action)] if rule is not None else "pass"
             request.body = self._egress.counted(request.body, into=False)
-            rules = self._egress.rules(self._flow)
             response = await self._carry_out(rule, rules, request)
             if response.upgraded is not None:
                 self._leave_http(response, rules)
@@ -137,12 +138,11 @@ class _Connection:
 
     # --- judging -----------------------------------------------------------------------------------------
 
-    def _judge(self, request: Request) -> tuple[Rule | None, str | None]:
-        """The rule for a request, and what the record calls it: its place among those of the domain."""
+    async def _judge(self, request: Request, rules: Sequence[Rule] | None) -> tuple[Rule | None, str | None]:
+        """Return the rule for a request, and its name in events: its index among those of the domain."""
         if sniff.host_name(request.authority) != self._flow.name:
             host = request.authority.decode("latin-1")
             raise Refused(f"the request asks for {host}, not for {self._flow.name}")
-        rules = self._egress.rules(self._flow)
         if rules is None:
             raise Refused("the policy no longer allows this")
         if b"#" in request.target:
@@ -153,19 +153,21 @@ class _Connection:
             pairs = parse_qsl(query, keep_blank_values=True, encoding="utf-8", max_num_fields=1000)
             headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
             headers.append(("host", request.authority.decode("latin-1")))
-            rule = policy.match_rule(
-                rules, method=request.method.decode("latin-1"), path=path, query=pairs, headers=headers
+            method = request.method.decode("latin-1")
+            policy.refuse_ambiguous(rules, method=method, path=path, headers=headers)
+            rule = await _slowly(
+                policy.matching(rules, method=method, path=path, query=pairs, headers=headers)
             )
         except (InvalidRequest, ValueError) as error:
             raise BadMessage(str(error)) from None
-        except HostCannot as error:
+        except (HostCannot, policy.TooMuchText) as error:
             raise Refused(str(error)) from None
         request.target = f"{path}{mark}{query}".encode("latin-1")
         place = next((index for index, other in enumerate(rules) if other is rule), None)
         return rule, None if place is None else f"{self._flow.name}[{place}]"
 
     def _leave_http(self, response: Response, rules: Sequence[Rule] | None) -> None:
-        """Nothing can be judged any more: it lasts as long as the rules that allowed it."""
+        """Note the rules that allowed an upgrade: nothing is judged after it, so it ends when they change."""
         try:
             self._check_unchanged(rules)
         except Refused:
@@ -174,7 +176,7 @@ class _Connection:
         self._flow.upgraded_under = rules
 
     def _check_unchanged(self, rules: Sequence[Rule] | None) -> None:
-        """After some time has passed: a request leaves only under the rules it was judged by."""
+        """Refuse if the rules have changed since the request was judged."""
         if rules is None or self._egress.rules(self._flow) != rules:
             raise Refused("the policy changed while connecting")
 
@@ -187,12 +189,18 @@ class _Connection:
         if isinstance(action, Forward):
             return await self._forward(action.url, rules, request)
         headers = action.headers if isinstance(action, Transform) else ()
+        if isinstance(action, Transform) and not (self._secure or action.secrets_over_http):
+            for name, value in headers:
+                if secrets.refers(value):
+                    raise Refused(
+                        f"the secret in {name} is not sent over plain HTTP, where it could be read on the way"
+                    )
         if headers and request.method.upper() in _ECHOED:
-            raise BadMessage("the answer would show what a rule sets", 405)
+            raise BadMessage("the response would show what a rule sets", 405)
         sent = list(request.headers)
 
         def prepare() -> None:
-            """At the last moment, so that a secret that was changed or removed meanwhile is not sent."""
+            """Fill in secrets at the last moment, so that one changed or removed since is not sent."""
             self._check_unchanged(rules)
             values = self._fill_in(headers)
             replaced = {name for name, _ in values}
@@ -202,7 +210,7 @@ class _Connection:
 
         return await self._pass_on(request, prepare)
 
-    def _fill_in(self, headers: tuple[tuple[str, str], ...]) -> Headers:
+    def _fill_in(self, headers: tuple[tuple[str, str], ...]) -> HeaderList:
         try:
             return [
                 (name.lower().encode(), secrets.fill_in(value, self._egress.secrets).encode("latin-1"))
@@ -214,7 +222,7 @@ class _Connection:
     # --- servers -----------------------------------------------------------------------------------------
 
     async def _pass_on(self, request: Request, prepare: Callable[[], None]) -> Response:
-        """To the server the client asked for, over a connection kept for this client where possible."""
+        """Send to the server the client asked for, over an idle connection of this client if there is one."""
         while self._idle and request.length == 0 and request.method in _REPEATABLE:
             prepare()
             client = self._idle.pop()
@@ -232,24 +240,23 @@ class _Connection:
         except BaseException:
             stream.close()
             raise
-        return await http1.Client(stream, self._give_back).send(request)
+        return await http1.ServerConnection(stream, self._give_back).send(request)
 
-    def _give_back(self, client: http1.Client) -> None:
+    def _give_back(self, client: http1.ServerConnection) -> None:
         if len(self._idle) < _MOST_IDLE:
             self._idle.append(client)
         else:
             client.close()
 
     async def _forward(self, url: str, rules: Sequence[Rule] | None, request: Request) -> Response:
-        """To somewhere else, with the original request described and signed."""
+        """Send to another URL, with the original request described in headers and a signed token."""
         parts = urlsplit(url)
         host, secure = parts.hostname or "", parts.scheme == "https"
-        path = request.target.decode("latin-1").partition("?")[0]
         described = {
             "vercel-forwarded-host": self._flow.name or "",
             "vercel-forwarded-scheme": "https" if self._secure else "http",
             "vercel-forwarded-port": str(self._flow.port),
-            "vercel-forwarded-path": path,
+            "vercel-forwarded-path": request.target.decode("latin-1"),
             "vercel-sandbox-oidc-token": self._inspector.signer.token(
                 audience=url.rstrip("/"), claims=self._egress.identity
             ),
@@ -265,11 +272,12 @@ class _Connection:
         except Refused:
             stream.close()
             raise
-        return await http1.Client(stream).send(request)
+        return await http1.ServerConnection(stream).send(request)
 
     async def _dial(self, host: str, port: int) -> socket.socket:
-        """The policy's author names this place, so only what nobody may reach is out of reach."""
-        addresses = await self._egress.resolver.resolve(host.lower())
+        """Connect to where a rule forwards: any address that needs no permission of the operator."""
+        literal = policy.literal_address(host)
+        addresses = (literal,) if literal else await self._egress.resolver.resolve(host.lower())
         failure: Exception = Refused(f"{host} has no address that may be reached")
         for address in addresses:
             if not self._egress.world.open_to_all(address, port):
@@ -282,6 +290,18 @@ class _Connection:
             self._egress.world.refuse_own(sock, port)
             return sock
         raise failure
+
+
+async def _slowly(steps: Generator[None, None, Rule | None]) -> Rule | None:
+    """Run a generator and return its value, yielding to other tasks between its steps."""
+    pace = Pace()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as found:
+            rule: Rule | None = found.value
+            return rule
+        await pace.rest()
 
 
 _ACTIONS: Final[Mapping[type[Any], str]] = {Respond: "respond", Forward: "forward", Transform: "transform"}

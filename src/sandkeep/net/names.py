@@ -1,4 +1,4 @@
-"""Addresses that stand for names: how a proxy knows the name behind a connection of any protocol.
+"""Addresses that stand for names: so netd knows the name behind a connection of any protocol.
 
 Each session has its own. A name that may be reached is answered with an address of 198.18.0.0/15, which the
 session then connects to; the address leads back to the name. Addresses are given out round robin over the
@@ -30,7 +30,7 @@ class FakeNames:
         return len(self._names)
 
     def address(self, name: str) -> IPv4Address:
-        """The address that stands for a name, the same for as long as anybody may remember it."""
+        """Return the address that stands for a name, the same for as long as a client may have it cached."""
         found = self._addresses.get(name)
         if found is None:
             found = self._allocate()

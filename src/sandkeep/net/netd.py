@@ -1,11 +1,11 @@
 """netd: the process that is the network of every session below one data directory.
 
-Started by the engine, confined, and then told over a unix socket which sessions there are, with which
-listeners and which policy. It outlives the engine that started it: sessions go on while a server restarts,
+The engine starts it, confined, and registers sessions with it over a unix socket, each with its listeners and
+its policy. netd outlives the engine that started it: sessions and their ports work while a server restarts,
 and the next engine finds netd by its socket. It ends by itself once there is neither an engine nor a session.
 
-A session it does not know has no network, and it forgets one whose supervisor is gone; so whatever dies, the
-result is a session without network, never one without policy.
+A session that is not registered has no network, and the end of a supervisor ends its registration. So if any
+of the processes dies, the result is a session without network, never one without policy.
 """
 
 from __future__ import annotations
@@ -24,44 +24,49 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from sandkeep import __version__
-from sandkeep.errors import InternalError, InvalidRequest, NotFound, SandkeepError, TransportError
+from sandkeep import policy_json
+from sandkeep.errors import (
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    SandkeepError,
+    files_exhausted,
+)
 from sandkeep.linux import sockets, syscalls
-from sandkeep.net import confine
+from sandkeep.net import confine, policy, turns
 from sandkeep.net.audit import Audit
-from sandkeep.net.channel import Channel
-from sandkeep.net.egress import Egress, Flow, Limits, World, adopt
+from sandkeep.net.channel import DescriptorChannel
+from sandkeep.net.egress import Egress, EgressLimits, Flow, World, adopt
 from sandkeep.net.ingress import Ingress
+from sandkeep.net.leash import Leash
 from sandkeep.net.resolver import Resolver
-from sandkeep.net.sniff import Kind
-from sandkeep.types import NetworkPolicy
-from sandkeep.wire.policies import PolicyBody
+from sandkeep.net.sniff import TrafficKind
+from sandkeep.version import __version__
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 SOCKET: Final = "netd.sock"
 _LOCK: Final = "netd.lock"
 _LOG: Final = "netd.log"
 _LONGEST_LOG: Final = 1 << 20
 _LOCK_SECONDS: Final = 10.0
 _FIRST_WAIT: Final = 20.0
-"""How long a netd nobody has spoken to waits for an engine."""
+"""How long a new netd waits for an engine to connect."""
 _REPORT_SECONDS: Final = 0.05
 _TICK_SECONDS: Final = 2.0
 _BATCH: Final = 500
-_ENGINE_SECONDS: Final = 10.0
 _MOST_COMPLAINTS: Final = 200
 
 
 class Registered:
-    """A session netd serves."""
+    """A session that netd serves."""
 
-    def __init__(self, egress: Egress, leash: int) -> None:
+    def __init__(self, egress: Egress, leash: Leash) -> None:
         self.egress = egress
         self.leash = leash
         self.reported = (0, 0)
 
     def new_bytes(self) -> tuple[int, int]:
-        """Bytes in and out since this was last asked."""
+        """Return bytes in and out since the last call."""
         now = self.egress.usage()
         before, self.reported = self.reported, now
         return now[0] - before[0], now[1] - before[1]
@@ -77,7 +82,7 @@ class Daemon:
         self._absent = absent
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        self._channel: Channel | None = None
+        self._channel: DescriptorChannel | None = None
         self._sessions: dict[str, Registered] = {}
         self._ended_usage: dict[str, tuple[int, int]] = {}
         self._reporting: asyncio.TimerHandle | None = None
@@ -88,6 +93,7 @@ class Daemon:
 
     async def run(self) -> None:
         self._loop.set_exception_handler(self._complain)
+        self._loop.set_task_factory(turns.make_task)
         self._loop.add_signal_handler(signal.SIGTERM, self._over.set)
         self._loop.add_reader(self._control.fileno(), self._on_engine)
         self._loop.call_later(_FIRST_WAIT, self._leave_if_unused)
@@ -100,7 +106,7 @@ class Daemon:
             self._channel.close()
 
     def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Something we did not foresee: say so, but not as often as somebody can provoke it."""
+        """Log an unforeseen error, a limited number of times: a session may be able to provoke it."""
         del loop
         self._complaints += 1
         if self._complaints <= _MOST_COMPLAINTS:
@@ -120,7 +126,7 @@ class Daemon:
             sock, _ = self._control.accept()
         except OSError:
             return
-        channel = Channel(sock, self._on_message, lambda: self._on_gone(channel))
+        channel = DescriptorChannel(sock, self._on_message, lambda: self._on_gone(channel))
         if channel.peer()[1] not in (self._owner, 0):
             channel.close()
             return
@@ -129,7 +135,7 @@ class Daemon:
             previous.close()
         self._report_soon()
 
-    def _on_gone(self, channel: Channel) -> None:
+    def _on_gone(self, channel: DescriptorChannel) -> None:
         if self._channel is channel:
             self._channel = None
             self._leave_if_unused()
@@ -146,7 +152,8 @@ class Daemon:
         except (LookupError, TypeError, ValueError, msgspec.ValidationError) as error:
             channel.refuse(request, InvalidRequest(f"malformed request: {type(error).__name__}: {error}"))
         except OSError as error:
-            channel.refuse(request, InternalError(f"{body.get('op')}: {error}"))
+            failure = files_exhausted(error) or InternalError(f"{body.get('op')}: {error}")
+            channel.refuse(request, failure)
         else:
             channel.answer(request, result)
         finally:
@@ -167,14 +174,14 @@ class Daemon:
         world.resolver.configure(body["name_servers"], body["names"])
         world.operator_allowed = tuple(body["allowed"])
         world.own_ports = frozenset(body["own_ports"])
-        world.limits = Limits(**body["limits"])
+        world.limits = EgressLimits(**body["limits"])
         if body["authority"] is not None and self._upstream is not None:
             world.inspect = self._inspector(body["authority"], self._upstream)
         return {}
 
     def _inspector(
         self, given: dict[str, Any], upstream: ssl.SSLContext
-    ) -> Callable[[Egress, Flow, Kind], Awaitable[None]]:
+    ) -> Callable[[Egress, Flow, TrafficKind], Awaitable[None]]:
         if given == self._authority:
             assert self.world.inspect is not None
             return self.world.inspect
@@ -188,31 +195,31 @@ class Daemon:
         return inspect.Inspector(leaves, upstream, signer).serve
 
     def _register(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """Take over a session's listeners. What was known about it before is replaced."""
-        session, policy = str(body["session"]), _policy(body["policy"])
+        """Take over a session's listeners. An earlier registration of it is replaced."""
+        session, policy = str(body["session"]), policy_json.read(body["policy"])
         if len(fds) < 3:
-            raise InvalidRequest("a session comes with listeners and a leash", field="fds")
+            raise InvalidRequest("a registration needs listeners and a leash", field="fds")
         self._forget(session)
         *listeners, leash = [os.dup(fd) for fd in fds]
         egress = Egress(session, adopt(listeners), self.world)
         egress.secrets, egress.identity = body["secrets"], body["identity"]
         egress.set_policy(policy)
-        self._sessions[session] = Registered(egress, leash)
-        self._loop.add_reader(leash, self._on_leash, session)
+        self._sessions[session] = Registered(egress, Leash(leash, lambda: self._on_leash_end(egress)))
         egress.start()
         return {}
 
-    def _on_leash(self, session: str) -> None:
-        """The other end is only ever closed: the supervisor is gone, and so is its session."""
-        self._forget(session)
-        self._leave_if_unused()
+    def _on_leash_end(self, egress: Egress) -> None:
+        """The supervisor is gone, and so is its session."""
+        found = self._sessions.get(egress.session)
+        if found is not None and found.egress is egress:
+            self._forget(egress.session)
+            self._leave_if_unused()
 
     def _forget(self, session: str) -> None:
         found = self._sessions.pop(session, None)
         if found is None:
             return
-        self._loop.remove_reader(found.leash)
-        os.close(found.leash)
+        found.leash.close()
         found.egress.close()
         self.ingress.forget(session)
         received, sent = found.new_bytes()
@@ -228,7 +235,7 @@ class Daemon:
         return found
 
     def _update(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        egress, policy = self._find(body).egress, _policy(body["policy"])
+        egress, policy = self._find(body).egress, policy_json.read(body["policy"])
         egress.secrets = body["secrets"]
         return {"cut": egress.set_policy(policy)}
 
@@ -242,12 +249,10 @@ class Daemon:
         return found.egress if found is not None else None
 
     async def _get_sockets(self, session: str, family: int, count: int) -> list[int]:
-        """Sockets in a session's network: its supervisor makes them, when the engine asks it."""
-        if self._channel is None:
-            raise TransportError("no engine is there to ask for a connection")
-        request = self._channel.request("sockets", session=session, family=family, count=count)
-        _, fds = await asyncio.wait_for(request, _ENGINE_SECONDS)
-        return fds
+        found = self._sessions.get(session)
+        if found is None:
+            raise NotFound(f"session {session} is not registered", kind="session", name=session)
+        return await found.leash.sockets(family, count)
 
     def _routes(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         self._find(body)
@@ -257,7 +262,7 @@ class Daemon:
         return {}
 
     def _ingress(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """Listen for requests to sessions' ports on a socket of the engine's, or no longer."""
+        """Listen for requests to sessions' ports on the socket that the engine sent; without one, stop."""
         if fds:
             self.ingress.listen(socket.socket(fileno=os.dup(fds[0])), body["domains"])
         else:
@@ -284,7 +289,7 @@ class Daemon:
             self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
 
     def _report(self) -> None:
-        """Tell the engine what happened since the last time, unless it is not listening."""
+        """Send the engine events and byte counts since the last report, unless it is not reading."""
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None
@@ -301,8 +306,10 @@ class Daemon:
         self._ended_usage.clear()
         usage = {name: moved for name, moved in usage.items() if any(moved)}
         events, lost = self.world.audit.take(_BATCH)
-        if events or usage or lost:
-            channel.send({"notice": "report", "events": events, "lost": lost, "usage": usage})
+        used = self.ingress.take_used()
+        if events or usage or lost or used:
+            report = {"events": events, "lost": lost, "usage": usage, "used": used}
+            channel.send({"notice": "report", **report})
         if len(self.world.audit):
             self._report_soon()
 
@@ -320,15 +327,22 @@ _OPERATIONS: Final[dict[str, Callable[[Daemon, dict[str, Any], list[int]], dict[
 }
 
 
-def _policy(stored: Any) -> NetworkPolicy:
-    return NetworkPolicy.allow_all() if stored is None else msgspec.convert(stored, PolicyBody).policy()
+def connect(data_dir: str) -> socket.socket | None:
+    """Connect to the netd of a data directory; return ``None`` if none runs."""
+    directory = os.open(data_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return sockets.connect_in(directory, SOCKET)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    finally:
+        os.close(directory)
 
 
 # --- starting ------------------------------------------------------------------------------------------
 
 
 def main(data_dir: str) -> NoReturn:
-    """Become netd of a data directory. Standard output hears once how that went."""
+    """Become netd of a data directory; write one line to standard output when ready or failed."""
     try:
         _start(data_dir)
     except (OSError, SandkeepError) as error:
@@ -360,9 +374,9 @@ def _start(data_dir: str) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    syscalls.scrub_command_line("sandkeep-netd")
+    syscalls.scrub_command_line("sandkeep-netd", data_dir)
     absent = confine.give_up(uid)
-    # Once more, so that whoever connects sees this process at the other end and not the one that forked it.
+    # Once more: the peer credentials that clients see are those of the process that called listen last.
     control.listen(128)
     _tell({"ready": os.getpid(), "absent": absent})
     os.dup2(null, 0)
@@ -378,20 +392,21 @@ async def _serve(
 
 
 def _prepare_inspection() -> ssl.SSLContext | None:
-    """Load everything rules need while there is a file system; ``None`` where it is not installed."""
+    """Load everything rules need while there are files; ``None`` where it is not installed."""
     try:
         from sandkeep.net import inspect, tls
     except ImportError:
         return None
     del inspect
     # Some modules are imported by their first use only.
+    policy.regex_available()
     tls.make_authority("rehearsal")
     "rehearsal".encode("idna")
     return tls.upstream_context()
 
 
 def _hold_lock(directory: int) -> int:
-    """One netd per data directory; the one before us may still be leaving."""
+    """Take the lock of the data directory; an earlier netd may still be ending."""
     import fcntl
 
     lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)

@@ -24,62 +24,40 @@ who send the requests may both be hostile. The standard library's ``re`` cannot 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from importlib import import_module
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
+from sandkeep.addresses import Address as Address
+from sandkeep.addresses import AddressRange, special_kind, unmapped
+from sandkeep.checks import refuse, within
 from sandkeep.errors import HostCannot, InvalidRequest
-from sandkeep.types import (
+from sandkeep.policy import (
     Domain,
+    Forward,
     Matcher,
     NetworkPolicy,
     PairMatcher,
-    PolicyMode,
     RequestMatch,
     Rule,
     Transform,
-    refuse,
-    within,
 )
+from sandkeep.states import PolicyMode
 
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
 Pairs = Sequence[tuple[str, str]]
 _Rank = tuple[int, int, int]
 
 _REGEX_MEMORY = 1 << 20
 """Bytes RE2 may use for one compiled pattern; a larger one is refused when it is compiled."""
 
-_REFUSED: tuple[tuple[str, Network], ...] = tuple(
-    (kind, ip_network(text))
-    for kind, texts in {
-        "a metadata service": (
-            "169.254.169.254/32",
-            "168.63.129.16/32",
-            "100.100.100.200/32",
-            "fd00:ec2::/32",
-        ),
-        "loopback": ("127.0.0.0/8", "::1/128"),
-        "link-local": ("169.254.0.0/16", "fe80::/10"),
-        "private": (
-            "10.0.0.0/8",
-            "172.16.0.0/12",
-            "192.168.0.0/16",
-            "100.64.0.0/10",
-            "fc00::/7",
-            "fec0::/10",
-        ),
-        "multicast": ("224.0.0.0/4", "ff00::/8"),
-        "reserved": ("0.0.0.0/8", "192.0.0.0/24", "198.18.0.0/15", "240.0.0.0/4", "::/128"),
-        # Each of these carries an IPv4 address inside, which the ranges above would not see.
-        "a tunnel address": ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"),
-    }.items()
-    for text in texts
-)
-
+_REGEX_WORK = 1 << 18
+"""Steps of a compiled pattern times characters: the most one comparison may take, some milliseconds."""
+_REGEX_STEPS = 4096
+"""Of a pattern: a larger one could not be given enough text to be of use."""
 
 _MAPPED = IPv6Network("::ffff:0:0/96")
 """IPv4 addresses in an IPv6 spelling."""
@@ -89,6 +67,10 @@ _FRAMING = frozenset({"connection", "content-length", "transfer-encoding", "upgr
 """Headers that are about one connection, or say where a message ends: wrong ones split a request in two."""
 
 
+class TooMuchText(Exception):
+    """A text is too long to be matched in time with a regular expression of this size."""
+
+
 class Decision(StrEnum):
     ALLOW = "allow"
     DENY = "deny"
@@ -96,7 +78,7 @@ class Decision(StrEnum):
     """Terminate TLS, then ask :func:`match_rule` about every request."""
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     decision: Decision
     reason: str
     rule: str | None = None
@@ -106,7 +88,7 @@ class Verdict(NamedTuple):
 
 
 class Judge:
-    """One policy, prepared for many questions."""
+    """One policy, prepared to judge many connections."""
 
     def __init__(self, policy: NetworkPolicy, *, operator_allowed: Iterable[str] = ()) -> None:
         self._mode = policy.mode
@@ -129,42 +111,42 @@ class Judge:
                 self._patterns.append((rank, labels, domain))
         self._patterns.sort(key=lambda pattern: pattern[0])
 
-    def decide(self, *, name: str | None, address: Address | None, port: int) -> Verdict:
+    def decide(self, *, name: str | None, address: Address | None, port: int) -> Judgement:
         """Judge a connection to ``port`` of ``name`` at ``address``, either of which may not be known yet.
 
         A verdict without an address only says that the name does not stand in the way: ask again with the
         address that was resolved.
         """
         if name is not None:
-            literal = _literal_address(name)
+            literal = literal_address(name)
             if literal is not None:
                 name, address = None, literal
         if name is None and address is None:
-            return Verdict(Decision.DENY, "neither a name nor an address is known")
+            return Judgement(Decision.DENY, "neither a name nor an address is known")
         if address is not None:
-            address = _unmapped(address)
+            address = unmapped(address)
             refused = self._refused(address)
             if refused is not None:
                 return refused
         if self._mode is PolicyMode.ALLOW_ALL:
-            return Verdict(Decision.ALLOW, "the policy allows everything")
+            return Judgement(Decision.ALLOW, "the policy allows everything")
         if self._mode is PolicyMode.DENY_ALL:
-            return Verdict(Decision.DENY, "the policy denies everything")
+            return Judgement(Decision.DENY, "the policy denies everything")
         domain = self.domain(name) if name is not None else None
         if domain is not None and domain.rules:
-            return Verdict(Decision.INSPECT, "the domain has rules", domain.pattern, domain)
+            return Judgement(Decision.INSPECT, "the domain has rules", domain.pattern, domain)
         if address is not None:
             text = _containing(address, self._allowed)
             if text is not None:
-                return Verdict(Decision.ALLOW, "the address is in an allowed range", text)
+                return Judgement(Decision.ALLOW, "the address is in an allowed range", text)
         if domain is not None:
-            return Verdict(Decision.ALLOW, "the domain is allowed", domain.pattern)
+            return Judgement(Decision.ALLOW, "the domain is allowed", domain.pattern)
         if name is None:
-            return Verdict(Decision.DENY, f"{address} port {port} has no name and is in no allowed range")
-        return Verdict(Decision.DENY, f"{name} port {port} is not an allowed domain")
+            return Judgement(Decision.DENY, f"{address} port {port} has no name and is in no allowed range")
+        return Judgement(Decision.DENY, f"{name} port {port} is not an allowed domain")
 
     def domain(self, name: str) -> Domain | None:
-        """The most specific domain of the policy that matches a name."""
+        """Return the most specific domain of the policy that matches a name."""
         normal = _normal_name(name)
         exact = self._exact.get(normal)
         if exact is not None:
@@ -187,28 +169,19 @@ class Judge:
                 return found
         return self._suffixes.get("")
 
-    def _refused(self, address: Address) -> Verdict | None:
+    def _refused(self, address: Address) -> Judgement | None:
         text = _containing(address, self._denied)
         if text is not None:
-            return Verdict(Decision.DENY, "the address is in a denied range", text)
+            return Judgement(Decision.DENY, "the address is in a denied range", text)
         kind = special_kind(address)
         if kind is None or _containing(address, self._operator) is not None:
             return None
-        return Verdict(Decision.DENY, f"{address} is {kind} and not listed by the operator")
-
-
-def special_kind(address: Address) -> str | None:
-    """What an address is that nobody is led to unless the operator says so; ``None`` for any other."""
-    address = _unmapped(address)
-    for kind, network in _REFUSED:
-        if address.version == network.version and address in network:
-            return kind
-    return None
+        return Judgement(Decision.DENY, f"{address} is {kind} and not listed by the operator")
 
 
 def is_within(address: Address, ranges: Iterable[str]) -> bool:
     """Whether an address, in either spelling, is in one of these ranges."""
-    return _containing(_unmapped(address), _networks(ranges)) is not None
+    return _containing(unmapped(address), _networks(ranges)) is not None
 
 
 def decide(
@@ -218,27 +191,45 @@ def decide(
     address: Address | None,
     port: int,
     operator_allowed: Iterable[str] = (),
-) -> Verdict:
-    """One question to a policy; hold a :class:`Judge` to ask more."""
+) -> Judgement:
+    """Judge one connection; keep a :class:`Judge` for more."""
     return Judge(policy, operator_allowed=operator_allowed).decide(name=name, address=address, port=port)
 
 
 def match_rule(rules: Iterable[Rule], *, method: str, path: str, query: Pairs, headers: Pairs) -> Rule | None:
-    """The first rule for a request. ``path`` must have gone through :func:`canonical_path`.
+    """Return the first rule for a request, without yielding: see :func:`matching`."""
+    steps = matching(rules, method=method, path=path, query=query, headers=headers)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as found:
+            rule: Rule | None = found.value
+            return rule
+
+
+def matching(
+    rules: Iterable[Rule], *, method: str, path: str, query: Pairs, headers: Pairs
+) -> Generator[None, None, Rule | None]:
+    """Return the first rule for a request. ``path`` must have gone through :func:`canonical_path`.
+
+    Yields after each comparison: each takes little time, but their number is not limited.
 
     Raises:
         HostCannot: a rule needs a regular expression and there is no engine for it. The caller must refuse
             the request.
+        TooMuchText: as above, because matching would take too long.
     """
     for rule in rules:
         match = rule.match
-        if match is None or _request_matches(match, method=method, path=path, query=query, headers=headers):
+        if match is None:
+            return rule
+        if (yield from _request_matches(match, method=method, path=path, query=query, headers=headers)):
             return rule
     return None
 
 
 def canonical_path(path: str) -> str:
-    """The path both to judge and to send, so that the two cannot mean different things.
+    """Return the path both to judge and to send, so that the two cannot mean different things.
 
     Unreserved characters are unescaped and dot segments resolved.
 
@@ -248,8 +239,8 @@ def canonical_path(path: str) -> str:
     if not path.startswith("/"):
         return path or "/"
     if _BROKEN_ESCAPE.search(path):
-        # Unescaping what follows could complete it, and nobody agrees about what it means before that.
-        refuse("path", "has a '%' that is no escape")
+        # Unescaping what follows could complete it, and servers disagree about its meaning before that.
+        refuse("path", "has a '%' that is not an escape")
     segments: list[str] = []
     parts = _unescape_unreserved(path).split("/")[1:]
     for part in parts:
@@ -265,8 +256,34 @@ def canonical_path(path: str) -> str:
     return "/" + "/".join(segments)
 
 
-def validate(policy: NetworkPolicy) -> None:
-    """Refuse a policy that could not be enforced here: its patterns must compile, its headers be ours to set.
+def refuse_ambiguous(rules: Iterable[Rule], *, method: str, path: str, headers: Pairs) -> None:
+    """Refuse a request that servers are known to read as another method or path than the rules do.
+
+    Only where a rule looks at methods, or at paths. ``path`` must have gone through :func:`canonical_path`.
+
+    Raises:
+        InvalidRequest: names the part.
+    """
+    matches = [rule.match for rule in rules if rule.match is not None]
+    names = {name.lower().replace("_", "-") for name, _ in headers}
+    if any(match.methods for match in matches):
+        if method != method.upper():
+            refuse("method", "is not in upper case, which some servers do not tell apart, and rules do")
+        for name in sorted(names & _OTHER_METHOD):
+            refuse(name, "names another method, and a rule looks at methods")
+    if any(match.path is not None for match in matches):
+        for pattern, problem in _AMBIGUOUS:
+            if pattern.search(path):
+                refuse(
+                    "path", f"{problem}, which some servers read as another path, and a rule looks at paths"
+                )
+        for name in sorted(names & _OTHER_PATH):
+            refuse(name, "names another path, and a rule looks at paths")
+
+
+def validate(policy: NetworkPolicy, *, operator_allowed: Iterable[str] = ()) -> None:
+    """Refuse a policy that this server cannot enforce: its patterns must compile, netd must not need the
+    headers it sets, and tenants must be allowed to reach the addresses it forwards to.
 
     Raises:
         InvalidRequest: names the pattern, as in ``domains["api.x.com"][0].match.path.regex``.
@@ -279,11 +296,24 @@ def validate(policy: NetworkPolicy) -> None:
                         _validate_match(rule.match)
                 if isinstance(rule.action, Transform):
                     _validate_headers(rule.action)
+                if isinstance(rule.action, Forward):
+                    _validate_target(rule.action, operator_allowed)
 
 
 def regex_available() -> bool:
-    """Whether policies with regular expressions can be accepted on this machine."""
+    """Whether policies with regular expressions can be accepted on this machine.
+
+    Loads the engine, so a process that is about to lose its files asks this first.
+    """
     return _re2() is not None
+
+
+def _validate_target(forward: Forward, operator_allowed: Iterable[str]) -> None:
+    """A name is judged when it is looked up; an address can be judged now."""
+    address = literal_address(urlsplit(forward.url).hostname or "")
+    kind = special_kind(address) if address is not None else None
+    if address is not None and kind is not None and not is_within(address, operator_allowed):
+        refuse("forwardURL", f"{address} is {kind} and not listed by the operator")
 
 
 def _validate_headers(transform: Transform) -> None:
@@ -309,7 +339,9 @@ def _validate_matcher(field_path: str, matcher: Matcher) -> None:
     if matcher.kind != "regex":
         return
     try:
-        _compiled(matcher.value, True)
+        steps = _compiled(matcher.value, True).programsize
+        if steps > _REGEX_STEPS:
+            refuse(f"{field_path}.regex", f"is too large: {steps} steps, and {_REGEX_STEPS} are allowed")
     except HostCannot as error:
         problem = "regular expressions are not available on this server"
         raise InvalidRequest(
@@ -352,31 +384,46 @@ def _text_matches(matcher: Matcher | None, text: str, *, case_sensitive: bool = 
     if matcher is None:
         return True
     if matcher.kind == "regex":
-        return _compiled(matcher.value, case_sensitive).search(text) is not None
+        pattern = _compiled(matcher.value, case_sensitive)
+        if pattern.programsize * len(text) > _REGEX_WORK:
+            most = _REGEX_WORK // pattern.programsize
+            raise TooMuchText(
+                f"a regular expression of a rule can be given {most} characters, not {len(text)}"
+            )
+        return pattern.search(text) is not None
     wanted = matcher.value
     if not case_sensitive:
         wanted, text = wanted.lower(), text.lower()
     return text == wanted if matcher.kind == "exact" else text.startswith(wanted)
 
 
-def _pair_present(matcher: PairMatcher, pairs: Pairs, *, case_sensitive: bool) -> bool:
-    return any(
-        _text_matches(matcher.key, key, case_sensitive=case_sensitive) and _text_matches(matcher.value, value)
-        for key, value in pairs
-    )
+def _pair_present(matcher: PairMatcher, pairs: Pairs, *, case_sensitive: bool) -> Generator[None, None, bool]:
+    for key, value in pairs:
+        yield
+        if _text_matches(matcher.key, key, case_sensitive=case_sensitive):
+            yield
+            if _text_matches(matcher.value, value):
+                return True
+    return False
 
 
-def _request_matches(match: RequestMatch, *, method: str, path: str, query: Pairs, headers: Pairs) -> bool:
-    return (
-        (not match.methods or method in match.methods)
-        and _text_matches(match.path, path)
-        and all(_pair_present(wanted, query, case_sensitive=True) for wanted in match.query)
-        and all(_pair_present(wanted, headers, case_sensitive=False) for wanted in match.headers)
-    )
+def _request_matches(
+    match: RequestMatch, *, method: str, path: str, query: Pairs, headers: Pairs
+) -> Generator[None, None, bool]:
+    yield
+    if (match.methods and method not in match.methods) or not _text_matches(match.path, path):
+        return False
+    for wanted, pairs, case_sensitive in (
+        *((wanted, query, True) for wanted in match.query),
+        *((wanted, headers, False) for wanted in match.headers),
+    ):
+        if not (yield from _pair_present(wanted, pairs, case_sensitive=case_sensitive)):
+            return False
+    return True
 
 
-def _networks(texts: Iterable[str]) -> list[tuple[str, Network]]:
-    found: list[tuple[str, Network]] = []
+def _networks(texts: Iterable[str]) -> list[tuple[str, AddressRange]]:
+    found: list[tuple[str, AddressRange]] = []
     for text in texts:
         network = ip_network(text, strict=False)
         if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
@@ -387,20 +434,15 @@ def _networks(texts: Iterable[str]) -> list[tuple[str, Network]]:
     return found
 
 
-def _containing(address: Address, networks: list[tuple[str, Network]]) -> str | None:
+def _containing(address: Address, networks: list[tuple[str, AddressRange]]) -> str | None:
     for text, network in networks:
         if address.version == network.version and address in network:
             return text
     return None
 
 
-def _unmapped(address: Address) -> Address:
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return address
-
-
-def _literal_address(name: str) -> Address | None:
+def literal_address(name: str) -> Address | None:
+    """Return the address that a text is, with or without brackets; ``None`` for a name."""
     try:
         return ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -428,6 +470,19 @@ _SEPARATORS = re.compile(r"\\|%5c|%2f|%c0%af", re.IGNORECASE)
 _OVERLONG_DOT = re.compile("%c0%ae", re.IGNORECASE)
 _PARAMETERS = re.compile(";|%3b", re.IGNORECASE)
 """Begins parameters of a segment, which some servers take off before they resolve dots."""
+
+_AMBIGUOUS = (
+    (re.compile("//"), "has an empty segment"),
+    (re.compile(r"\\|%5c", re.IGNORECASE), "has a backslash"),
+    (re.compile("%2f", re.IGNORECASE), "has an escaped slash"),
+    (re.compile("%[01][0-9a-f]|%7f|[\\x00-\\x1f\\x7f]", re.IGNORECASE), "has a control character"),
+    (re.compile("/(;|%3b)", re.IGNORECASE), "has a segment of parameters only"),
+    (re.compile("%25[0-9a-f]{2}", re.IGNORECASE), "is escaped twice"),
+    (re.compile("%c[01]", re.IGNORECASE), "has a character in a longer form than UTF-8 permits"),
+)
+_OTHER_METHOD = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
+_OTHER_PATH = frozenset({"x-original-url", "x-rewrite-url"})
+"""Headers some servers believe instead of the request line."""
 
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 

@@ -1,8 +1,8 @@
 """Bytes between two sockets without passing through this process: ``splice`` driven by the event loop.
 
-A pump moves one direction through a pipe, which it borrows only while bytes are under way: an idle
-connection holds two sockets and nothing else. What one side does not take stays in the pipe and then in the
-other side's socket, so memory does not grow with a peer that stops reading.
+A pump moves one direction through a pipe, which it borrows only while bytes are under way: an idle connection
+holds two sockets and nothing else. Bytes that one peer does not take stay in the pipe and then in the other
+peer's socket, so memory does not grow if a peer stops reading.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from sandkeep.net.turns import Account
+
 _PIPE_BYTES: Final = 1 << 20
 _MOST_SPARE: Final = 16
-_ROUNDS: Final = 8
+_ROUNDS: Final = 4
 _HALF_OPEN_SECONDS: Final = 120.0
 _FLAGS: Final = 0x1 | 0x2  # SPLICE_F_MOVE, SPLICE_F_NONBLOCK
 _F_SETPIPE_SZ: Final = 1031
 _PAST_URGENT: Final = 4096
 """Bytes: what an empty pipe takes at once, however small the kernel made it."""
 
-Pipe = tuple[int, int]
+PipeEnds = tuple[int, int]
 
 
 class Pipes:
     """Empty pipes, shared by every pump of the process."""
 
     def __init__(self) -> None:
-        self._spare: list[Pipe] = []
+        self._spare: list[PipeEnds] = []
 
-    def take(self) -> Pipe:
+    def take(self) -> PipeEnds:
         if self._spare:
             return self._spare.pop()
         pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -45,14 +47,14 @@ class Pipes:
             pass  # the kernel's share of pipe memory per user is used up; a small pipe works too
         return pipe
 
-    def give(self, pipe: Pipe) -> None:
+    def give(self, pipe: PipeEnds) -> None:
         if len(self._spare) < _MOST_SPARE:
             self._spare.append(pipe)
         else:
             self.discard(pipe)
 
     @staticmethod
-    def discard(pipe: Pipe) -> None:
+    def discard(pipe: PipeEnds) -> None:
         os.close(pipe[0])
         os.close(pipe[1])
 
@@ -68,7 +70,7 @@ class _Pump:
         self._relay = relay
         self._source = source
         self._target = target
-        self._pipe: Pipe | None = None
+        self._pipe: PipeEnds | None = None
         self._pending = 0
         self.moved = 0
         self.started = False
@@ -79,7 +81,7 @@ class _Pump:
         self._relay.loop.add_reader(self._source.fileno(), self._readable)
 
     def stop(self) -> None:
-        """Forget the sockets; what is in the pipe is lost."""
+        """Stop watching the sockets; bytes in the pipe are lost."""
         self.ended = True
         if self.started:
             self._relay.loop.remove_reader(self._source.fileno())
@@ -90,6 +92,23 @@ class _Pump:
             self._pipe = None
 
     def _readable(self) -> None:
+        account = self._relay.account
+        if account.must_wait():
+            self._relay.loop.remove_reader(self._source.fileno())
+            account.when_free(self._go_on)
+            return
+        with account.charged():
+            self._move()
+
+    def _go_on(self) -> None:
+        """In turn, after others of the session."""
+        if self.ended:
+            return
+        self._relay.loop.add_reader(self._source.fileno(), self._readable)
+        with self._relay.account.charged():
+            self._move()
+
+    def _move(self) -> None:
         if self._pipe is None:
             try:
                 self._pipe = self._relay.pipes.take()
@@ -144,7 +163,9 @@ class _Pump:
         return True
 
     def _writable(self) -> None:
-        if self._flush():
+        with self._relay.account.charged():
+            emptied = self._flush()
+        if emptied:
             self._relay.loop.remove_writer(self._target.fileno())
             assert self._pipe is not None
             self._relay.pipes.give(self._pipe)
@@ -163,14 +184,20 @@ class _Pump:
 class Relay:
     """Two connected, non-blocking sockets, owned until ``ended`` is called.
 
-    What the near side sends may be looked at before it is relayed: until ``start_sending`` somebody else may
-    be reading from it, so its socket is shut down but not closed before that, or ``release``.
+    The near side's first bytes may be examined before they are relayed: until ``start_sending`` or
+    ``release`` the caller may read from its socket, so the relay shuts it down but does not close it before.
     """
 
     def __init__(
-        self, near: socket.socket, far: socket.socket, pipes: Pipes, ended: Callable[[], None]
+        self,
+        near: socket.socket,
+        far: socket.socket,
+        pipes: Pipes,
+        account: Account,
+        ended: Callable[[], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.account = account
         self.pipes = pipes
         self._near = near
         self._far = far
@@ -200,7 +227,7 @@ class Relay:
             self._out.start()
 
     def release(self) -> None:
-        """Nobody else uses the near socket any more, and the relay is over."""
+        """End the relay; the caller no longer uses the near socket."""
         self._lent = False
         self.abort()
         if self._near.fileno() >= 0:
@@ -256,12 +283,12 @@ def reset_on_close(sock: socket.socket) -> None:
 
 
 def in_line(sock: socket.socket) -> None:
-    """Have urgent data stay where it was sent, so that whoever looks at a stream sees what is relayed."""
+    """Keep urgent data in the stream, so that peeking at the stream shows what is relayed."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
 
 
 def has_urgent(sock: socket.socket) -> bool:
-    """Whether urgent data is waiting; looking ahead ends before it."""
+    """Whether urgent data is waiting; peeking stops before it."""
     look = select.poll()
     look.register(sock.fileno(), select.POLLPRI)
     return any(found & select.POLLPRI for _, found in look.poll(0))

@@ -1,8 +1,8 @@
 """Names to addresses, by asking the machine's name servers directly.
 
-Nothing of the file system is needed once it is configured, so it works in a process that has none. The
-operator's own names come first and are final. Answers are cached for as long as their authors say, within
-bounds; equal questions asked at the same time are asked once.
+It needs no files once it is configured, so it works in a process that has none. The operator's own names come
+first and are final. Responses are cached for their time to live, within bounds; equal queries at the same
+time are sent once.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import struct
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextvars import Context
 from ipaddress import ip_address
 from typing import Final
 
+from sandkeep.addresses import Address
 from sandkeep.net import dns
-from sandkeep.net.dns import Address
 
 _MOST_CACHED: Final = 8192
 _MOST_PENDING: Final = 2048
-_MOST_PER_SHARE: Final = 128
+_MOST_PER_SESSION: Final = 128
 _SHORTEST, _LONGEST, _FAILED = 5.0, 300.0, 2.0
 _TRY_SECONDS: Final = 2.0
 _TRIES: Final = 2
@@ -33,11 +34,11 @@ class NoSuchName(Exception):
 
 
 class ResolveFailed(Exception):
-    """Nobody could say."""
+    """No name server gave an answer."""
 
 
 def name_servers(text: str) -> list[str]:
-    """The servers a ``resolv.conf`` lists."""
+    """Return the servers that a ``resolv.conf`` lists."""
     found = []
     for line in text.splitlines():
         words = line.split()
@@ -66,7 +67,7 @@ class Resolver:
         self._cache.clear()
 
     def known(self, name: str) -> tuple[Address, ...] | None:
-        """What can be said about a name without asking anybody; raises when that is "no address"."""
+        """Return addresses known without a query, or ``None``; raise if the name is known to have none."""
         static = self._static.get(name)
         if static is not None:
             return static
@@ -75,12 +76,12 @@ class Resolver:
             return None
         self._cache.move_to_end(name)
         if isinstance(cached[1], Exception):
-            # A new one: each time one is raised it keeps the frames it passed, and this one is kept.
+            # A new one: an exception keeps the frames it passed when raised, and this one stays in the cache.
             raise type(cached[1])(*cached[1].args)
         return cached[1]
 
     async def resolve(self, name: str) -> tuple[Address, ...]:
-        """Every address of a name, IPv4 first."""
+        """Return every address of a name, IPv4 first."""
         known = self.known(name)
         if known is not None:
             return known
@@ -88,7 +89,8 @@ class Resolver:
         if task is None:
             if len(self._asking) >= _MOST_PENDING:
                 raise ResolveFailed("too many names are being resolved")
-            task = asyncio.create_task(self._ask(name), name=f"resolve {name}")
+            # Not in the context of the first session that asks: others may wait for it too.
+            task = asyncio.create_task(self._ask(name), name=f"resolve {name}", context=Context())
             self._asking[name] = task
             task.add_done_callback(lambda done: self._asked(name, done))
         return await asyncio.shield(task)
@@ -96,7 +98,7 @@ class Resolver:
     def _asked(self, name: str, task: asyncio.Task[tuple[Address, ...]]) -> None:
         del self._asking[name]
         if not task.cancelled():
-            task.exception()  # whoever waits has it; nobody may be waiting any more
+            task.exception()  # retrieved, in case no caller waits for it any more
 
     async def _ask(self, name: str) -> tuple[Address, ...]:
         life = _FAILED
@@ -105,7 +107,7 @@ class Resolver:
             answers = await asyncio.gather(
                 *(self._query(name, kind) for kind in kinds), return_exceptions=True
             )
-            good = [answer for answer in answers if isinstance(answer, dns.Answer)]
+            good = [answer for answer in answers if isinstance(answer, dns.NameResponse)]
             addresses = tuple(address for answer in good for address in answer.addresses)
             if not addresses:
                 if any(answer.rcode == dns.NO_SUCH_NAME for answer in good) or len(good) == len(kinds):
@@ -124,8 +126,8 @@ class Resolver:
         while len(self._cache) > _MOST_CACHED:
             self._cache.popitem(last=False)
 
-    async def _query(self, name: str, kind: int) -> dns.Answer:
-        # A new socket and a random number for each: an answer can only be forged by guessing both.
+    async def _query(self, name: str, kind: int) -> dns.NameResponse:
+        # A new socket and a random id for each query: a response can only be forged by guessing both.
         request = dns.request(secrets.randbelow(1 << 16), name, kind)
         for attempt in range(_TRIES * len(self._servers)):
             server = self._servers[attempt % len(self._servers)]
@@ -140,8 +142,8 @@ class Resolver:
         raise ResolveFailed(f"no name server answered for {name}")
 
 
-class Share:
-    """One session's part of a resolver: names nobody answers for are its own problem, and not all others'."""
+class SessionResolver:
+    """A resolver as one session uses it, with a limit: its unanswered names do not block other sessions."""
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
@@ -154,7 +156,7 @@ class Share:
         known = self._resolver.known(name)
         if known is not None:
             return known
-        if name not in self._waiting and len(self._waiting) >= _MOST_PER_SHARE:
+        if name not in self._waiting and len(self._waiting) >= _MOST_PER_SESSION:
             raise ResolveFailed("too many names are being resolved")
         self._waiting[name] = self._waiting.get(name, 0) + 1
         try:
@@ -174,7 +176,7 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-async def _by_datagram(server: tuple[str, int], request: bytes) -> dns.Answer:
+async def _by_datagram(server: tuple[str, int], request: bytes) -> dns.NameResponse:
     loop = asyncio.get_running_loop()
     kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     with socket.socket(_family(server[0]), kind) as sock:
@@ -183,16 +185,16 @@ async def _by_datagram(server: tuple[str, int], request: bytes) -> dns.Answer:
         while True:
             data = await loop.sock_recv(sock, 4096)
             try:
-                return dns.answer(data, request)
+                return dns.response(data, request)
             except dns.Malformed:
-                continue  # somebody guessing; the real answer may still come
+                continue  # perhaps forged; the real response may still come
 
 
-async def _by_stream(server: tuple[str, int], request: bytes) -> dns.Answer:
+async def _by_stream(server: tuple[str, int], request: bytes) -> dns.NameResponse:
     reader, writer = await asyncio.open_connection(*server)
     try:
         writer.write(struct.pack("!H", len(request)) + request)
         (size,) = struct.unpack("!H", await reader.readexactly(2))
-        return dns.answer(await reader.readexactly(size), request)
+        return dns.response(await reader.readexactly(size), request)
     finally:
         writer.close()

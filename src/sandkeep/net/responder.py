@@ -1,8 +1,8 @@
-"""The name server every session sees: answers with addresses that stand for names, or not at all.
+"""The name server of a session: it responds with addresses that stand for names, or with an error.
 
-Names the policy denies do not exist, and are never asked of a real name server, so asking carries nothing
-out. Names it allows are looked up first, because a clear "no such host" is worth a round trip, and the answer
-is an address of ``FakeNames`` whatever the real one is. There is no other record than an address.
+Names the policy denies do not exist, and are never sent to a real name server, so a query carries nothing
+out. Names it allows are looked up first, because a clear "no such host" is worth a round trip. The response
+then has an address of ``FakeNames``, never the real one. Other records than addresses do not exist.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final
 
+from sandkeep.addresses import Address
 from sandkeep.net import dns
 from sandkeep.net.audit import Bucket, SessionAudit
 from sandkeep.net.names import RANGE, TTL, FakeNames
-from sandkeep.net.policy import Decision, Verdict
-from sandkeep.net.resolver import NoSuchName, ResolveFailed, Share
+from sandkeep.net.policy import Decision, Judgement
+from sandkeep.net.resolver import NoSuchName, ResolveFailed, SessionResolver
 
-_LOOPBACK: Final[dict[int, dns.Address]] = {dns.A: IPv4Address("127.0.0.1"), dns.AAAA: IPv6Address("::1")}
+_LOOPBACK: Final[dict[int, Address]] = {dns.A: IPv4Address("127.0.0.1"), dns.AAAA: IPv6Address("::1")}
 _KINDS: Final = {dns.A: "A", dns.AAAA: "AAAA", dns.PTR: "PTR", 16: "TXT", 15: "MX", 33: "SRV", 65: "HTTPS"}
 _MOST_PENDING: Final = 128
 _AT_ONCE: Final = 32
 _IDLE_SECONDS: Final = 10.0
 
-Judge = Callable[[str], Verdict]
+JudgeName = Callable[[str], Judgement]
 
 
 class _MustAsk(Exception):
-    """The answer depends on a name nothing is known about yet."""
+    """The response depends on a name that has not been looked up yet."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -38,14 +39,14 @@ class _MustAsk(Exception):
 
 
 class Responder:
-    """Answers for one session. ``judge`` says whether its policy lets a name be reached."""
+    """Responds to one session. ``judge`` says whether its policy allows a name."""
 
     def __init__(
         self,
         names: FakeNames,
-        resolver: Share,
+        resolver: SessionResolver,
         audit: SessionAudit,
-        judge: Judge,
+        judge: JudgeName,
         *,
         burst: float,
         rate: float,
@@ -58,7 +59,7 @@ class Responder:
         self._flooding = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.denies_all = False
-        """Nothing is answered, not even that a name does not exist."""
+        """Refuse every query, without saying whether the name exists."""
 
     def close(self) -> None:
         for task in self._tasks:
@@ -77,7 +78,7 @@ class Responder:
             self._answer_to(data, lambda reply, sender=sender: _send(sock, reply, sender))  # type: ignore[misc]
 
     async def serve_stream(self, client: socket.socket) -> None:
-        """DNS over TCP: questions one after the other until the client ends or is silent."""
+        """Serve DNS over TCP: queries one after the other until the client ends or is silent."""
         loop = asyncio.get_running_loop()
         buffer = bytearray()
         while True:
@@ -106,7 +107,7 @@ class Responder:
         return False
 
     def _answer_to(self, data: bytes, send: Callable[[bytes], None]) -> None:
-        """Answer at once where nothing has to be looked up, else when it has been."""
+        """Respond at once if no lookup is needed, otherwise after the lookup."""
         try:
             reply = self._answer_known(data)
         except _MustAsk:
@@ -131,7 +132,7 @@ class Responder:
             try:
                 await self._resolver.resolve(must.name)
             except (NoSuchName, ResolveFailed):
-                pass  # known now, and answered as such
+                pass  # cached now; the response below says so
         try:
             return self._answer_known(data)
         except _MustAsk:
@@ -172,7 +173,7 @@ class Responder:
         return dns.reply(asked, dns.OK, addresses=(address,), ttl=TTL)
 
     def _reverse(self, asked: dns.Question) -> bytes:
-        """The name behind one of our own addresses; nothing is known about others."""
+        """Respond with the name behind an address of ``FakeNames``; other addresses have no name."""
         octets = asked.name.removesuffix(".in-addr.arpa").split(".")
         try:
             address = IPv4Address(".".join(reversed(octets)))

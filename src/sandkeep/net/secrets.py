@@ -9,19 +9,24 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from sandkeep.types import NetworkPolicy, Transform
+from sandkeep.policy import NetworkPolicy, Transform
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _REFERENCE: Final = re.compile(r"\$\{secret:([^}]*)\}")
 
 
 def fill_in(value: str, secrets: Mapping[str, str]) -> str:
-    """A header value with every reference replaced. Raises ``KeyError`` for a secret that is not there."""
+    """Replace every reference in a header value. Raises ``KeyError`` for a missing secret."""
     return _REFERENCE.sub(lambda found: secrets[found[1]], value)
 
 
+def refers(value: str) -> bool:
+    """Whether a header value refers to a secret."""
+    return _REFERENCE.search(value) is not None
+
+
 def references(policy: NetworkPolicy) -> Iterator[tuple[str, str]]:
-    """Each secret a policy refers to, with the field that does."""
+    """Yield each secret a policy refers to, with the field that does."""
     for domain in policy.domains:
         for index, rule in enumerate(domain.rules):
             if isinstance(rule.action, Transform):

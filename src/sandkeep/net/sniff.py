@@ -1,12 +1,13 @@
-"""What the first bytes of a connection say about where it wants to go.
+"""The first bytes of a connection: which protocol, and which name the client asks for.
 
 A connection to an allowed name must not be used to reach another one at the same address: the name in a TLS
-greeting, or the Host of a plain HTTP request, has to be the name that was allowed. Protocols that say no
+greeting, or the Host of a plain HTTP request, has to be the name that was allowed. Protocols without a
 name pass. Pure functions over the bytes received so far.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from enum import Enum
 from typing import Final, NamedTuple
@@ -14,77 +15,68 @@ from typing import Final, NamedTuple
 MOST_BYTES: Final = 16 << 10
 """A greeting or a request head longer than this is refused."""
 
-_METHODS: Final = (
-    b"GET ",
-    b"POST ",
-    b"PUT ",
-    b"HEAD ",
-    b"DELETE ",
-    b"OPTIONS ",
-    b"PATCH ",
-    b"CONNECT ",
-    b"TRACE ",
-)
+_BEGUN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}([ \t][\t\x20-\x7e\x80-\xff]*)?\r?")
+"""An incomplete first line that may still become one of HTTP: a method, then text."""
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n"
 
 
-class Kind(Enum):
+class TrafficKind(Enum):
     MORE = "more"
-    """Not enough bytes to tell."""
+    """Not enough bytes to decide."""
     TLS = "tls"
     HTTP = "http"
     HTTP2 = "http2"
     OTHER = "other"
     INVALID = "invalid"
-    """Begins like TLS or HTTP and then is not, or names two places."""
+    """Begins like TLS or HTTP and is malformed, or names two hosts."""
 
 
 class Sniffed(NamedTuple):
-    kind: Kind
+    kind: TrafficKind
     name: str | None = None
-    """What the client says it wants to reach: server name or Host, lower case, without port."""
+    """The name the client asks for: server name or Host, lower case, without port."""
 
 
 def sniff(data: bytes) -> Sniffed:
     if data[:1] == b"\x16":
         return _tls(data)
     if data.startswith(_HTTP2_PREFACE):
-        return Sniffed(Kind.HTTP2)
-    if _HTTP2_PREFACE.startswith(data) or any(method.startswith(data[: len(method)]) for method in _METHODS):
-        if len(data) < 8 and b" " not in data:
-            return Sniffed(Kind.MORE)
-        return _http(data)
-    return Sniffed(Kind.OTHER)
+        return Sniffed(TrafficKind.HTTP2)
+    # Servers skip empty lines before a request.
+    request = data.lstrip(b"\r\n")
+    line, complete, _ = request.partition(b"\n")
+    if request and not _BEGUN.fullmatch(line):
+        return Sniffed(TrafficKind.OTHER)
+    if complete:
+        return _http(request) if b"HTTP/" in line else Sniffed(TrafficKind.OTHER)
+    return _short(data)
 
 
 def _http(data: bytes) -> Sniffed:
-    line, complete, _ = data.partition(b"\n")
-    if complete and b" HTTP/1." not in line:
-        return Sniffed(Kind.OTHER)  # another protocol with the same words
     end = data.find(b"\r\n\r\n")
     if end < 0:
-        return Sniffed(Kind.MORE if len(data) < MOST_BYTES else Kind.INVALID)
+        return Sniffed(TrafficKind.MORE if len(data) < MOST_BYTES else TrafficKind.INVALID)
     lines = data[:end].split(b"\r\n")
     request = lines[0].split(b" ")
     if len(request) != 3 or not request[2].startswith(b"HTTP/1."):
-        return Sniffed(Kind.INVALID)
+        return Sniffed(TrafficKind.INVALID)
     hosts = [line.partition(b":")[2].strip() for line in lines[1:] if line[:5].lower() == b"host:"]
-    # A bare line feed is a line end to some servers: they would see headers here that we do not.
+    # A bare line feed is a line end to some servers: they would see headers here that netd does not.
     if len(hosts) != 1 or b"\n" in data[:end].replace(b"\r\n", b""):
-        return Sniffed(Kind.INVALID)
+        return Sniffed(TrafficKind.INVALID)
     host = host_name(hosts[0])
     target = request[1]
     if request[0] == b"CONNECT":
-        return Sniffed(Kind.INVALID if host is None else Kind.HTTP, host_name(target))
+        return Sniffed(TrafficKind.INVALID if host is None else TrafficKind.HTTP, host_name(target))
     if b"://" in target.split(b"?")[0]:
         absolute = host_name(target.partition(b"://")[2].split(b"/")[0].rpartition(b"@")[2])
         if absolute != host:
-            return Sniffed(Kind.INVALID)
-    return Sniffed(Kind.HTTP, host) if host is not None else Sniffed(Kind.INVALID)
+            return Sniffed(TrafficKind.INVALID)
+    return Sniffed(TrafficKind.HTTP, host) if host is not None else Sniffed(TrafficKind.INVALID)
 
 
 def host_name(value: bytes) -> str | None:
-    """The name in a Host header or authority, without its port."""
+    """Return the name in a Host header or authority, without its port; ``None`` if it is not one."""
     try:
         text = value.decode("ascii").lower()
     except UnicodeDecodeError:
@@ -100,7 +92,7 @@ def host_name(value: bytes) -> str | None:
 
 
 def _tls(data: bytes) -> Sniffed:
-    """The server name of a ClientHello, which may be spread over several records."""
+    """Find the server name of a ClientHello, which may be spread over several records."""
     hello = bytearray()
     offset = 0
     while True:
@@ -108,11 +100,11 @@ def _tls(data: bytes) -> Sniffed:
             return _short(data)
         kind, version, size = data[offset], data[offset + 1], struct.unpack_from("!H", data, offset + 3)[0]
         if kind != 0x16 or version != 3 or not 0 < size <= 1 << 14:
-            return Sniffed(Kind.INVALID)
+            return Sniffed(TrafficKind.INVALID)
         hello += data[offset + 5 : offset + 5 + size]
         if len(hello) >= 4:
             if hello[0] != 1:
-                return Sniffed(Kind.INVALID)
+                return Sniffed(TrafficKind.INVALID)
             length = int.from_bytes(hello[1:4], "big")
             if len(hello) >= 4 + length:
                 return _client_hello(bytes(hello[4 : 4 + length]))
@@ -122,7 +114,7 @@ def _tls(data: bytes) -> Sniffed:
 
 
 def _short(data: bytes) -> Sniffed:
-    return Sniffed(Kind.MORE if len(data) < MOST_BYTES else Kind.INVALID)
+    return Sniffed(TrafficKind.MORE if len(data) < MOST_BYTES else TrafficKind.INVALID)
 
 
 def _client_hello(body: bytes) -> Sniffed:
@@ -132,7 +124,7 @@ def _client_hello(body: bytes) -> Sniffed:
         offset += 2 + struct.unpack_from("!H", body, offset)[0]
         offset += 1 + body[offset]
         if offset == len(body):
-            return Sniffed(Kind.TLS)
+            return Sniffed(TrafficKind.TLS)
         end = offset + 2 + struct.unpack_from("!H", body, offset)[0]
         offset += 2
         name: str | None = None
@@ -140,14 +132,14 @@ def _client_hello(body: bytes) -> Sniffed:
             kind, size = struct.unpack_from("!HH", body, offset)
             if kind == 0:
                 if name is not None:
-                    return Sniffed(Kind.INVALID)
+                    return Sniffed(TrafficKind.INVALID)
                 name = _server_name(body[offset + 4 : offset + 4 + size])
                 if name is None:
-                    return Sniffed(Kind.INVALID)
+                    return Sniffed(TrafficKind.INVALID)
             offset += 4 + size
     except (IndexError, struct.error):
-        return Sniffed(Kind.INVALID)
-    return Sniffed(Kind.TLS, name)
+        return Sniffed(TrafficKind.INVALID)
+    return Sniffed(TrafficKind.TLS, name)
 
 
 def _server_name(extension: bytes) -> str | None:

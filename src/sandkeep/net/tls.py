@@ -31,7 +31,7 @@ _SYSTEM_BUNDLES: Final = (
 
 
 def make_authority(name: str) -> tuple[bytes, bytes]:
-    """A new certificate authority: certificate and private key, both PEM."""
+    """Return a new certificate authority: certificate and private key, both PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -69,7 +69,7 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 class Leaves:
-    """Server contexts by name, each with a certificate of our authority."""
+    """TLS contexts by server name, each with a certificate of the installation's authority."""
 
     def __init__(self, certificate: bytes, key: bytes) -> None:
         self._issuer = x509.load_pem_x509_certificate(certificate)
@@ -133,7 +133,7 @@ def _load(context: ssl.SSLContext, pem: bytes) -> None:
 
 
 def upstream_context() -> ssl.SSLContext:
-    """For connections to real servers: verified against what this machine trusts, read here and now."""
+    """Return a context for connections to servers, with the authorities this machine trusts now."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -144,7 +144,7 @@ def upstream_context() -> ssl.SSLContext:
 
 
 def system_bundle() -> str:
-    """The certificates of the authorities this machine trusts, as PEM."""
+    """Return the certificates of the authorities this machine trusts, as PEM."""
     paths = ssl.get_default_verify_paths()
     for path in (*_SYSTEM_BUNDLES, paths.openssl_cafile):
         try:

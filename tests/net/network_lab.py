@@ -29,11 +29,13 @@ from cryptography.x509.oid import NameOID
 from sandkeep.engine.engine import Engine
 from sandkeep.engine.settings import NetworkSettings, Settings
 from sandkeep.net import dns
+from sandkeep.policy import NetworkPolicy
+from sandkeep.process_options import ProcessOptions
+from sandkeep.spec import SandboxSpec
 from sandkeep.store.pages import PageRequest
 from sandkeep.store.rows import Event, Session
-from sandkeep.types import NetworkPolicy, SandboxSpec
-from tests.lab import Lab
-from tests.patience import ENOUGH
+from tests.driver_lab import Lab
+from tests.polling import ENOUGH
 
 T = TypeVar("T")
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -70,9 +72,7 @@ class Box:
         started = await engine.processes.start(
             self.session.project,
             self.session.id,
-            command="bash",
-            args=("-c", f"exec 2>&1\n{script}"),
-            **options,
+            ProcessOptions(command="bash", args=("-c", f"exec 2>&1\n{script}"), **options),
         )
         return started.id
 
