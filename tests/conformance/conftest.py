@@ -8,7 +8,7 @@ import pytest
 
 from sandkeep.host import doctor
 from tests.conformance.clients import NAMES, cli_client, node_client, python_client, sources
-from tests.server.harness import ServerProcess, running_server
+from tests.server.server_process import ServerProcess, running_server
 
 __all__ = ["cli_client", "node_client", "python_client", "sources"]
 

@@ -156,7 +156,7 @@ PYTHON: dict[str, Any] = {
         "batch": ["1", "2"],
         "streamed": 300000,
     },
-    "terminal": {"size": "30 100", "resized": "40 120", "code": 9, "large": True},
+    "terminal": {"size": "30 100", "resized": "40 120", "code": 9, "large": True, "missing": 127},
     "drive_fork": {"parent": True, "conflict": [409, "conflict"], "missing": [404, "not_found"]},
 }
 

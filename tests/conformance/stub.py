@@ -17,13 +17,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from sandkeep.checks import milliseconds
 from sandkeep.errors import ExecutableNotFound, InvalidRequest, NameTaken, NotFound, SandkeepError
 from sandkeep.net import policy as policies
-from sandkeep.types import NetworkPolicy, OutputStream, SandboxSpec, SessionStatus, milliseconds
+from sandkeep.policy import NetworkPolicy
+from sandkeep.policy_json import shown
+from sandkeep.spec import SandboxSpec
+from sandkeep.states import OutputStream, SessionStatus
 from sandkeep.wire import bodies, errors, responses, streams
 from sandkeep.wire.base import decode, encode
 from sandkeep.wire.objects import CommandObject, RouteObject, SandboxObject, SessionObject, spec_fields
-from sandkeep.wire.policies import PolicyBody, shown
+from sandkeep.wire.policies import PolicyBody
 
 NOW = 1_700_000_000_000
 TEAM, PROJECT = "team_stub", "prj_stub"
@@ -108,7 +112,7 @@ class Stub:
     project: str = PROJECT
     boxes: dict[str, Box] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
-    faults: list[errors.Answer] = field(default_factory=list)
+    faults: list[errors.ErrorResponse] = field(default_factory=list)
     """Sent instead of the next answers, without doing anything."""
     pending: int = 0
     """In how many answers sessions are still starting."""
@@ -227,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 status, kind, data = stub.answer(self.command, parts.path, body)
         except SandkeepError as error:
-            status, data, headers = errors.answer(error)
+            status, data, headers = errors.error_response(error)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

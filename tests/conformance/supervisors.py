@@ -13,7 +13,7 @@ def kill_supervisor(session: str) -> None:
     wanted = f"sandkeep-supervisor {session}".encode()
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            if entry.read_bytes().rstrip(b"\0") == wanted:
+            if entry.read_bytes().split(b"\0")[0] == wanted:
                 os.kill(int(entry.parent.name), signal.SIGKILL)
                 return
     raise AssertionError(f"no supervisor of {session}")

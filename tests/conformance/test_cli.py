@@ -13,7 +13,7 @@ import pytest
 
 from tests.conformance.clients import Client, Outcome, Server
 from tests.conformance.supervisors import kill_supervisor
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 
 Run = Callable[..., Outcome]
 
@@ -273,6 +273,18 @@ def test_an_interactive_command_ends_with_its_exit_code(
     assert done.status == 4
 
 
+@pytest.mark.parametrize(("program", "status"), [("no-such-program", 127), ("/etc/passwd", 126)])
+def test_an_interactive_command_that_cannot_start_is_no_success(
+    program: str, status: int, cli: Run, cli_client: Client, server: Server, name: str, tmp_path: Path
+) -> None:
+    cli("create", "--name", name)
+    done = cli_client.run_in_terminal(
+        "exec", "--interactive", name, "--", program, server=server, cwd=tmp_path, typed=""
+    )
+    assert program in done.stdout
+    assert done.status == status
+
+
 def test_connect_gives_a_shell(
     cli: Run, cli_client: Client, server: Server, name: str, tmp_path: Path
 ) -> None:
@@ -311,6 +323,14 @@ def test_a_token_without_a_scope_in_it_is_enough(
         assert name in words(run("ls", "--scope", server.team))
     finally:
         run("rm", name)
+
+
+def test_logging_in_says_how_to_have_a_token(cli_client: Client, server: Server, tmp_path: Path) -> None:
+    env = {"VERCEL_OIDC_TOKEN": "", "HOME": str(tmp_path)}
+    for command in ("login", "ls"):
+        done = cli_client.run(command, server=server, cwd=tmp_path, env=env)
+        assert done.status == 1
+        assert "sandkeep token create" in words(done) and "--token" in words(done), words(done)
 
 
 def test_a_bad_token_is_refused(cli_client: Client, server: Server, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_node(node_client: Client, shapes: Stub, name: str) -> None:
 
 def test_a_request_refused_for_now_is_sent_again_and_done_once(node_client: Client, shapes: Stub) -> None:
     shapes.faults += [
-        errors.answer(RateLimited("slow down", retry_after=1)),
-        errors.answer(TransportError("the host does not answer")),
+        errors.error_response(RateLimited("slow down", retry_after=1)),
+        errors.error_response(TransportError("the host does not answer")),
     ]
     assert node_client.run("create_default", server=shapes).observed == SHARED["create_default"]
     creations = [
@@ -62,7 +62,7 @@ def test_a_request_refused_for_now_is_sent_again_and_done_once(node_client: Clie
 
 
 def test_the_command_line_repeats_too(cli_client: Client, shapes: Stub) -> None:
-    shapes.faults += [errors.answer(RateLimited("slow down", retry_after=1))]
+    shapes.faults += [errors.error_response(RateLimited("slow down", retry_after=1))]
     created = cli_client.run("create", "--name", "cli", server=shapes)
     assert created.status == 0, created.stderr
     assert [path for method, path, _ in shapes.requests if method == "POST"] == ["/api/v3/sandboxes"] * 2

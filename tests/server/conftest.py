@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from sandkeep.host import doctor
-from tests.server.harness import PROJECT, TEAM, ServerProcess, running_server
+from tests.server.server_process import PROJECT, TEAM, ServerProcess, running_server
 
 
 @pytest.fixture(scope="session")

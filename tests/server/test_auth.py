@@ -12,11 +12,12 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from sandkeep.server.auth import INFERRED_PROJECT, load_key, sign, verify
+from sandkeep.server.auth import INFERRED_PROJECT, load_key
+from sandkeep.shared.jwt import sign_hs256, verify_hs256
 from tests.conftest import IS_ROOT, User
-from tests.patience import ENOUGH
+from tests.polling import ENOUGH, until
 from tests.server.conftest import Box, scoped
-from tests.server.harness import PROJECT, TEAM, ServerProcess
+from tests.server.server_process import PROJECT, TEAM, ServerProcess
 
 
 def refused(answer: httpx.Response) -> tuple[int, str]:
@@ -70,10 +71,51 @@ def test_a_revoked_or_expired_token_is_as_unknown_as_any_other(server: ServerPro
         assert refused(client.get("/v2/user")) == (401, "unauthorized")
 
 
+def test_refused_requests_are_logged_with_their_id_who_asked_and_why(server: ServerProcess, box: Box) -> None:
+    revoked = server.token_command("create", "--team", TEAM, "--project", PROJECT, "--jwt")
+    server.token_command("revoke", revoked["id"], "--team", TEAM)
+    used = server.token_command("create", "--team", TEAM, "--project", "prj_refused")
+    url = "/v2/sandboxes"
+    expected = []
+    for token, method, path, params, status, actor, reason in (
+        ("", "GET", url, {}, 401, None, "no token"),
+        ("sk_nobody", "GET", url, {}, 401, None, "unknown token"),
+        (revoked["token"], "GET", url, {}, 401, revoked["id"], "revoked token"),
+        (used["token"], "GET", url, scoped(), 403, used["id"], "access_denied: the token is not valid for"),
+        (
+            used["token"],
+            "GET",
+            f"{url}/{box.name}",
+            {},
+            404,
+            used["id"],
+            f"not_found: no sandbox named {box.name}",
+        ),
+        (used["token"], "DELETE", "/v1/nothing", {}, 404, None, "no such route"),
+        (used["token"], "PATCH", url, {}, 405, None, "method not allowed"),
+        (used["token"], "POST", "/v3/sandboxes", {}, 400, used["id"], "invalid_request: "),
+    ):
+        with server.client(token) as client:
+            body = {"name": "x", "timeout": -1} if method == "POST" else None
+            answer = client.request(method, path, params=params, json=body)
+        assert answer.status_code == status
+        expected.append((answer.headers["x-request-id"], status, actor, reason))
+    with pytest.raises(InvalidStatus):
+        connect(f"ws{server.url.removeprefix('http')}/v2/interactive/{box.session}?token=stolen")
+    log = until(lambda: server.log() if "the ticket for the terminal is unknown" in server.log() else "")
+    for request, status, actor, reason in expected:
+        (line,) = [line for line in log.splitlines() if f"request={request}" in line]
+        assert f"status={status}" in line and f'reason="{reason}' in line, line
+        assert (f"actor=token:{actor}" in line) == (actor is not None), line
+    for text in ("sk_nobody", revoked["token"], used["token"], "stolen"):
+        assert text not in log
+    assert len({request for request, *_ in expected}) == len(expected)
+
+
 def test_a_jwt_signed_by_somebody_else_is_refused(server: ServerProcess) -> None:
     claims = {"owner_id": TEAM, "project_id": PROJECT, "exp": 4_000_000_000, "iat": 1}
-    forged = sign(b"k" * 32, claims)
-    unregistered = sign(load_key(str(server.data)), claims)
+    forged = sign_hs256(b"k" * 32, claims)
+    unregistered = sign_hs256(load_key(str(server.data)), claims)
     header, payload, signature = server.token.split(".")
     unsigned = f"{header}.{payload}."
     tampered = f"{header}.{payload}.{signature[:-2]}AA"
@@ -83,9 +125,9 @@ def test_a_jwt_signed_by_somebody_else_is_refused(server: ServerProcess) -> None
 
 
 def test_an_expired_jwt_does_not_verify() -> None:
-    text = sign(b"k" * 32, {"exp": 100})
-    assert verify(b"k" * 32, text, at_ms=99_000) is not None
-    assert verify(b"k" * 32, text, at_ms=100_000) is None
+    text = sign_hs256(b"k" * 32, {"exp": 100})
+    assert verify_hs256(b"k" * 32, text, at_ms=99_000) is not None
+    assert verify_hs256(b"k" * 32, text, at_ms=100_000) is None
 
 
 def test_another_projects_things_are_as_absent_as_missing_ones(server: ServerProcess, box: Box) -> None:
@@ -143,10 +185,33 @@ def test_the_unix_socket_needs_no_token_and_takes_the_scope_from_the_request(
     with server.local() as client:
         found = client.get(f"/v2/sandboxes/{box.name}", params=scoped())
         assert found.json()["sandbox"]["projectId"] == PROJECT
-        assert client.get(f"/v2/sandboxes/sessions/{box.session}").status_code == 200
+        assert client.get(f"/v2/sandboxes/sessions/{box.session}", params=scoped()).status_code == 200
         other_team = client.get(f"/v2/sandboxes/sessions/{box.session}", params={"teamId": "team_other"})
         assert refused(other_team) == (404, "not_found")
         assert client.get("/v2/sandboxes", params={"project": "prj_unseen"}).json()["sandboxes"] == []
+
+
+def test_over_the_unix_socket_ids_of_other_projects_are_not_found(server: ServerProcess, box: Box) -> None:
+    """Who names no project acts in the default one, also where an id would say which project it is."""
+    command = box.start("sleep", "600")
+    snapshot = box.api.post(f"{box.own}/checkpoint").json()["snapshot"]["id"]
+    with server.local() as client:
+        for method, path in (
+            ("GET", f"/v2/sandboxes/sessions/{box.session}"),
+            ("GET", f"{box.path}/cmd/{command['id']}"),
+            ("GET", f"{box.path}/cmd/{command['id']}/logs"),
+            ("POST", f"{box.path}/interactive"),
+            ("POST", f"{box.path}/stop"),
+            ("GET", f"/v2/sandboxes/snapshots/{snapshot}"),
+            ("GET", f"/v2/sandboxes/snapshots/tree?snapshotId={snapshot}"),
+            ("DELETE", f"/v2/sandboxes/snapshots/{snapshot}"),
+        ):
+            assert refused(client.request(method, path)) == (404, "not_found"), path
+        assert client.get(f"/v2/sandboxes/snapshots/{snapshot}", params=scoped()).status_code == 200
+        made = client.post("/v3/sandboxes", json={"projectId": "default", "name": "of-default"}).json()
+        own = made["session"]["id"]
+        assert client.get(f"/v2/sandboxes/sessions/{own}").json()["session"]["projectId"] == "default"
+        assert client.delete("/v2/sandboxes/of-default").status_code == 200
 
 
 @pytest.mark.root

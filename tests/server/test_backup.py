@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.conftest import create, scoped
-from tests.server.harness import ServerProcess, running_server
+from tests.server.server_process import ServerProcess, running_server
 
 TAR = ("tar", "--xattrs", "--xattrs-include=*", "--numeric-owner")
 WRITE = "echo precious > file; sudo install -o nobody -m 600 file theirs; sudo rm -r /etc/skel; mkdir -p a/b"

@@ -6,12 +6,13 @@ import base64
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 
 from sandkeep.server.routes.commands import PATIENCE
-from tests.patience import longer_and_longer
+from tests.polling import longer_and_longer
 from tests.server.conftest import Box, run_body
 
 
@@ -98,6 +99,29 @@ def test_a_missing_executable_is_an_error_and_not_an_exit_code(box: Box) -> None
     answer = box.run("no-such-program")
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "executable_not_found"
+
+
+def test_of_requests_with_one_key_one_starts_the_command(box: Box) -> None:
+    body = run_body("sh", "-c", "echo x >> count; cat count", wait=True, logs=True)
+
+    def ask(key: str) -> list[dict[str, Any]]:
+        return lines(box.api.post(f"{box.path}/cmd", json=body, headers={"idempotency-key": key}))
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, ["one"] * 4))
+    assert {records[0]["command"]["id"] for records in answers} == {answers[0][0]["command"]["id"]}
+    assert [text(records) for records in answers] == ["x\n"] * 4
+    assert text(ask("another")) == "x\nx\n"
+    assert len(box.api.get(f"{box.path}/cmd").json()["commands"]) == 2
+    box.api.post(f"{box.path}/stop", json={})
+    ended = ask("one")
+    assert text(ended) == "x\n" and ended[-1]["command"]["exitCode"] == 0
+
+
+def test_a_key_is_no_novel(box: Box) -> None:
+    for key in ("", "x" * 201):
+        answer = box.api.post(f"{box.path}/cmd", json=run_body("true"), headers={"idempotency-key": key})
+        assert answer.status_code == 400 and "idempotency-key" in answer.json()["error"]["message"]
 
 
 def test_a_signal_ends_a_command_with_128_more(box: Box) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -16,16 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep import sync
+from sandkeep import embedded, sync
 from sandkeep.errors import Conflict, HostCannot, TransportError
-from sandkeep.server import embedded
 from tests.conftest import IS_ROOT
-from tests.patience import ENOUGH
-from tests.server.harness import ServerProcess
+from tests.polling import ENOUGH
+from tests.server.server_process import ServerProcess
 
 ENSURE = """
 import json, sys
-from sandkeep.server.embedded import ensure_server
+from sandkeep.embedded import ensure_server
 print(json.dumps(ensure_server(sys.argv[1])))
 """
 
@@ -106,7 +106,7 @@ def test_a_data_directory_with_a_long_path_works(data: Path) -> None:
 def test_an_idle_server_of_another_version_makes_room(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     embedded.ensure_server(str(data))
     first = server_pid(data)
-    monkeypatch.setattr("sandkeep.__version__", "9.9.9")
+    monkeypatch.setattr("sandkeep.embedded.__version__", "9.9.9")
     assert embedded.ensure_server(str(data)).started
     assert server_pid(data) != first
     assert eventually(lambda: ended(first))
@@ -115,10 +115,10 @@ def test_an_idle_server_of_another_version_makes_room(data: Path, monkeypatch: p
 def test_a_server_run_by_hand_is_used_or_refused_but_never_ended(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandkeep.__version__", "9.9.9")
+    monkeypatch.setattr("sandkeep.embedded.__version__", "9.9.9")
     assert not embedded.ensure_server(str(server.data)).started
     monkeypatch.setattr(embedded, "API_VERSION", 2)
-    with pytest.raises(Conflict, match=r"cannot use it"):
+    with pytest.raises(Conflict, match=r"cannot use"):
         embedded.ensure_server(str(server.data))
     assert embedded.ask(str(server.data), "GET", "/health") is not None
 
@@ -128,6 +128,14 @@ def test_a_server_that_cannot_start_is_an_error_with_its_log(data: Path) -> None
     with pytest.raises(HostCannot) as caught:
         embedded.ensure_server(str(data))
     assert "database" in caught.value.why
+
+
+def test_a_server_that_takes_long_to_start_is_not_called_one_that_did_not(data: Path) -> None:
+    with open(data / "server.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(HostCannot, match=r"still starting after 0.2 s") as caught:
+            embedded.ensure_server(str(data), seconds=0.2)
+    assert caught.value.hint is not None and "again" in caught.value.hint
 
 
 def test_something_else_behind_the_socket_is_told_apart(data: Path) -> None:

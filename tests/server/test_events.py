@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import ANY
 
 from tests.server.conftest import Box, scoped
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 from tests.server.test_sandboxes import refused
 
 
@@ -57,7 +57,7 @@ def test_every_change_is_recorded_with_who_made_it(server: ServerProcess, box: B
         if event.get("sandboxName") == box.name or event["data"].get("name") == box.name
     ]
     assert [(event["kind"], event["data"]) for event in mine if event["kind"] != "session.started"] == [
-        ("sandbox.created", {"image": ANY, "source": None}),
+        ("sandbox.created", {"image": ANY, "runtime": None, "source": None}),
         ("files.changed", {"operation": "write", "path": "a", "bytes": 12}),
         ("files.changed", {"operation": "rename", "path": "a"}),
         ("process.started", {"process": process, "command": "sleep 60", "user": ANY}),

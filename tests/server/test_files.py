@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import socket
 import tarfile
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 
 from tests.server.conftest import Box
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 from tests.server.test_commands import resident
 from tests.server.test_sandboxes import refused
 
@@ -85,10 +86,27 @@ def test_our_own_routes_do_what_a_file_browser_needs(box: Box) -> None:
     assert put.json() == {"bytesWritten": 10}
     part = box.api.get(f"{box.own}/fs/content", params={"path": "d/f", "offset": 3, "length": 4})
     assert part.content == b"3456"
+    for name in ("offset", "length"):
+        wrong = box.api.get(f"{box.own}/fs/content", params={"path": "d/f", name: -1})
+        assert refused(wrong) == (400, "bad_request")
+        assert wrong.json()["error"]["details"]["field"] == name
+    box.api.put(f"{box.own}/fs/content", params={"path": "d/t"}, content=b"a\nb\xff\nc")
+    shown = fs("lines", path="d/t", start=2, limit=1)
+    assert shown.json() == {"text": "b\udcff\n", "start": 2, "lines": 1, "more": True, "cut": False}
+    for name, value in (("start", 0), ("limit", -1), ("maxBytes", 1 << 30)):
+        wrong = fs("lines", path="d/t", **{name: value})
+        assert refused(wrong) == (400, "bad_request")
+        assert wrong.json()["error"]["details"]["field"] == name
+    assert fs("remove", path="d/t").status_code == 200
     box.api.put(f"{box.own}/fs/content", params={"path": "d/f", "append": "true"}, content=b"!")
     assert fs("stat", path="d/f").json()["file"]["size"] == 11
     assert fs("symlink", path="d/l", target="f").status_code == 200
     assert fs("readlink", path="d/l").json() == {"target": "f"}
+    assert fs("realpath", path="d/l").json() == {"path": "/vercel/sandbox/d/f"}
+    assert fs("realpath", path="d/no/such").json() == {"path": "/vercel/sandbox/d/no/such"}
+    assert refused(fs("realpath", path="d/no/such", strict=True)) == (404, "not_found")
+    over = fs("mkdir", path="d/f", parents=True)
+    assert refused(over) == (400, "file_error") and over.json()["error"]["kind"] == "path_exists"
     assert fs("stat", path="d/l", follow=False).json()["file"]["kind"] == "symlink"
     assert fs("chmod", path="d/f", mode=0o700).status_code == 200
     assert fs("copy", path="d/f", target="d/g").json() == {"bytesWritten": 11}
@@ -164,3 +182,15 @@ def test_changes_are_told_as_they_happen(box: Box, server: ServerProcess) -> Non
             seen |= {(change["kind"], change["path"].rpartition("watched/")[2]) for change in changes}
     missing = box.api.post(f"{box.own}/fs/watch", json={"path": "no/such/place"})
     assert missing.status_code == 404
+
+
+def test_what_hides_a_file_of_the_kernel_cannot_be_changed_by_a_token(box: Box) -> None:
+    box.run("ln", "-s", "/proc/keys", "run.sh")
+    before = os.stat("/dev/null")
+    for path in ("/proc/keys", "run.sh"):
+        answer = box.api.post(f"{box.own}/fs/chmod", json={"path": path, "mode": 0o666, "sudo": True})
+        assert refused(answer) == (400, "file_error"), answer.text
+    after = os.stat("/dev/null")
+    assert (before.st_mode, before.st_ctime_ns) == (after.st_mode, after.st_ctime_ns)
+    device = box.api.post(f"{box.own}/fs/chmod", json={"path": "/dev/null", "mode": 0o600, "sudo": True})
+    assert refused(device)[0] == 400, device.text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.harness import PROJECT, running_server
+from tests.server.server_process import PROJECT, running_server
 
 SECONDS = (15, 60, 120)
 """For one run. Longer ones only where a slow request, or a slow machine, left too little of the first."""

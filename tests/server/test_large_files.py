@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from tests.conftest import IS_ROOT
-from tests.modes import ONE_ID
+from tests.running_user import ONE_ID
 from tests.server.conftest import Box, scoped
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 from tests.server.test_sandboxes import refused
 
 MIB = 1 << 20

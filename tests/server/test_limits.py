@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import httpx
@@ -13,9 +17,10 @@ import pytest
 import uvicorn
 
 from sandkeep.server import listen
+from sandkeep.server.app import Config
 from sandkeep.server.http import Receive, Reply, Request, Scope, Send
-from tests.server.conftest import Box, scoped
-from tests.server.harness import PROJECT, ServerProcess
+from tests.server.conftest import Box, create, scoped
+from tests.server.server_process import PROJECT, ServerProcess, running_server
 from tests.server.test_sandboxes import refused
 
 
@@ -56,10 +61,14 @@ def test_a_body_that_is_not_what_it_should_be_is_a_bad_request(box: Box, body: b
 
 
 def test_bodies_paths_and_heads_have_limits(server: ServerProcess, box: Box) -> None:
-    large = b'{"command": "' + b"x" * (9 << 20) + b'"}'
-    assert refused(box.api.post(f"{box.path}/cmd", content=large)) == (413, "payload_too_large")
-    streamed = box.api.post(f"{box.path}/cmd", content=iter([large[:5_000_000], large[5_000_000:]]))
-    assert refused(streamed) == (413, "payload_too_large")
+    for path, limit in (
+        ("/v3/sandboxes", Config().max_json_bytes),
+        (f"{box.path}/cmd", Config().max_command_bytes),
+    ):
+        large = b'{"command": "' + b"x" * limit + b'"}'
+        assert refused(box.api.post(path, content=large)) == (413, "payload_too_large")
+        streamed = box.api.post(path, content=iter([large[:5_000_000], large[5_000_000:]]))
+        assert refused(streamed) == (413, "payload_too_large")
     assert box.api.get("/health").status_code == 200
     assert refused(box.api.get("/v2/sandboxes/" + "x" * 9000)) == (400, "bad_request")
     assert refused(box.api.get("/v2/sandboxes", params=scoped(limit=101))) == (400, "bad_request")
@@ -177,3 +186,64 @@ def test_a_client_that_does_not_finish_its_head_is_let_go(monkeypatch: pytest.Mo
         serving.close()
 
     asyncio.run(check())
+
+
+def test_unfinished_requests_without_a_token_keep_nobody_out(server: ServerProcess, box: Box) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with ExitStack() as held, server.client() as before:
+        assert before.get(f"/v2/sandboxes/{box.name}").status_code == 200
+        begun = head(server, "GET /health")[:30]
+        halves = []
+        for _ in range(listen.MAX_STRANGERS + 100):
+            half = held.enter_context(socket.create_connection((host, int(port)), 60))
+            half.sendall(begun)
+            halves.append(half)
+        # Somebody new gets in, and the oldest of those without a token have left room for that.
+        with server.client() as after:
+            assert after.get(f"/v2/sandboxes/{box.name}").status_code == 200
+        with suppress(ConnectionResetError):
+            assert halves[0].recv(1) == b""
+        # Who has shown one stays, however old the connection.
+        assert before.get(f"/v2/sandboxes/{box.name}").status_code == 200
+        with server.local() as local:
+            assert local.get("/health").status_code == 200
+
+
+def test_the_server_may_open_as_many_files_as_allowed_and_sandboxes_as_many_as_usual(able: None) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        with running_server() as server, server.client() as api:
+            assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+            box = create(api)
+            told = [json.loads(line) for line in box.run("sh", "-c", "ulimit -Sn").text.splitlines()]
+            assert told[1]["data"] == "300\n"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_files_than_allowed_is_a_limit_and_not_a_bug(able: None) -> None:
+    def ask(number: int) -> tuple[int, str]:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=server.socket), timeout=120) as client:
+            body = {"projectId": PROJECT, "name": f"many-{number}"}
+            try:
+                answer = client.post("http://sandkeep/v3/sandboxes", json=body)
+            except httpx.HTTPError:
+                return 0, "not even connected"
+        return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["code"]
+
+    with running_server() as server:
+        with server.local() as warm:
+            warm.post("/v3/sandboxes", json={"projectId": PROJECT, "name": "first"})
+        before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        refusals = 0
+        for more in (10, 40, 60, 70, 90, 120):  # wherever on the way of a create they end
+            used = len(os.listdir(f"/proc/{server.pid}/fd"))
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used + more, before[1]))
+            with ThreadPoolExecutor(3) as pool:
+                told = set(pool.map(ask, range(100 * more, 100 * more + 3)))
+            assert told <= {(200, ""), (400, "limit_reached"), (0, "not even connected")}
+            refusals += (400, "limit_reached") in told
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
+        assert refusals
+        assert ask(1) == (200, "")

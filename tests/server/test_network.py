@@ -7,7 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from tests.server.conftest import create, scoped
-from tests.server.harness import running_server
+from tests.server.server_process import running_server
 
 SETTINGS = {"network": {"names": {"host.test": ["127.0.0.1"]}, "allowed": ["127.0.0.0/8"]}}
 LOOK = """

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from sandkeep.wire import frames
-from tests.patience import until
+from tests.polling import until
 from tests.server.conftest import Box
 from tests.server.test_sandboxes import refused
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +11,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import Box, create, scoped
-from tests.server.harness import PROJECT
+from tests.server.server_process import PROJECT, ServerProcess
 
 
 def no_nulls(value: Any, path: str = "") -> None:
@@ -61,7 +62,8 @@ def test_configuration_is_echoed_and_environment_is_not(api: httpx.Client) -> No
     assert sandbox["keepLastSnapshots"] == {"count": 3, "deleteEvicted": True}
     assert sandbox["networkPolicy"]["mode"] == "custom"
     assert [route["port"] for route in box.created["routes"]] == [3000, 8080]
-    assert all(route["subdomain"] in route["url"] for route in box.created["routes"])
+    assert len({route["url"] for route in box.created["routes"]}) == 2
+    assert [route["subdomain"].split("-")[-2] for route in box.created["routes"]] == ["3000", "8080"]
     assert session["interactivePort"]
     api.delete(f"/v2/sandboxes/{box.name}", params=scoped())
 
@@ -83,6 +85,40 @@ def test_a_taken_name_and_bad_fields_are_bad_requests_that_name_the_field(box: B
         answer = attempt(**body)
         assert refused(answer) == (400, "bad_request"), body
         assert answer.json()["error"]["details"]["field"] == field
+
+
+def test_of_requests_with_one_key_one_creates(api: httpx.Client, server: ServerProcess) -> None:
+    def ask(key: str, **body: Any) -> httpx.Response:
+        headers = {"idempotency-key": key}
+        return api.post(
+            "/v3/sandboxes", params=scoped(), json={"projectId": PROJECT, **body}, headers=headers
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [answer.json() for answer in pool.map(ask, ["one"] * 4)]
+    assert len({answer["session"]["id"] for answer in answers}) == 1
+    name = answers[0]["sandbox"]["name"]
+    assert {answer["sandbox"]["name"] for answer in answers} == {name}
+    assert ask("one", name=name).status_code == 200
+    taken = ask("two", name=name)
+    assert taken.status_code == 400 and taken.json()["error"]["kind"] == "name_taken"
+    # Another project's key is another key.
+    with server.client(server.make_token(project="other")) as other:
+        made = other.post("/v3/sandboxes", json={"projectId": "other"}, headers={"idempotency-key": "one"})
+        assert made.json()["sandbox"]["name"] != name
+        other.delete(f"/v2/sandboxes/{made.json()['sandbox']['name']}")
+    api.delete(f"/v2/sandboxes/{name}", params=scoped())
+    again = ask("one").json()
+    assert again["session"]["id"] != answers[0]["session"]["id"]
+    api.delete(f"/v2/sandboxes/{again['sandbox']['name']}", params=scoped())
+
+
+def test_a_sandbox_is_deleted_by_its_session_and_not_by_its_name_alone(box: Box) -> None:
+    path = f"/v2/sandboxes/{box.name}"
+    refused = box.api.delete(path, params=scoped(session="sbx_0000000000000000000000"))
+    assert refused.status_code == 404
+    assert box.api.get(path, params=scoped()).status_code == 200
+    assert box.api.delete(path, params=scoped(session=box.session)).status_code == 200
 
 
 def test_the_older_route_means_a_runtime(api: httpx.Client) -> None:
@@ -177,3 +213,34 @@ def test_a_deleted_sandbox_is_gone_with_its_session(api: httpx.Client) -> None:
 @pytest.mark.parametrize("prefix", ["", "/api"])
 def test_everything_is_served_below_api_too(box: Box, prefix: str) -> None:
     assert box.api.get(f"{prefix}/v2/sandboxes/{box.name}", params=scoped()).status_code == 200
+
+
+def test_a_fork_may_have_another_image_than_the_runtime_of_its_source(api: httpx.Client) -> None:
+    name = f"rt-{secrets.token_hex(4)}"
+    made = api.post("/v2/sandboxes", params=scoped(), json={"projectId": PROJECT, "name": name}).json()
+    assert made["sandbox"]["runtime"] == "node24"
+    box = Box(api, name, made)
+    box.run("sh", "-c", "echo of the source > /vercel/sandbox/f")
+    api.post(f"{box.path}/stop")
+    answer = api.post(f"/v2/sandboxes/{name}/fork", params=scoped(), json={"image": "vercel/sandbox/node:24"})
+    assert answer.status_code == 200, answer.text
+    fork = Box(api, answer.json()["sandbox"]["name"], answer.json())
+    assert "runtime" not in fork.created["sandbox"]
+    read = api.post(f"{fork.path}/fs/read", json={"path": "/vercel/sandbox/f"})
+    assert read.status_code == 404, "another image starts without the source's files"
+    for each in (fork.name, name):
+        api.delete(f"/v2/sandboxes/{each}", params=scoped())
+
+
+def test_the_default_region_among_the_failover_regions_is_left_out(api: httpx.Client) -> None:
+    """Refused only to those who named it: others need not know which one they get."""
+    box = create(api, failoverRegions=["iad1", "sfo1"])
+    assert (box.created["sandbox"]["region"], box.created["sandbox"]["failoverRegions"]) == ("iad1", ["sfo1"])
+    path = f"/v2/sandboxes/{box.name}"
+    again = api.patch(path, params=scoped(), json={"failoverRegions": ["iad1", "sfo1"]})
+    named = {"projectId": PROJECT, "region": "iad1", "failoverRegions": ["iad1", "sfo1"]}
+    fork = api.post(f"{path}/fork", params=scoped(), json={"failoverRegions": ["iad1"]})
+    for answer in (again, fork, api.post("/v3/sandboxes", params=scoped(), json=named)):
+        assert refused(answer) == (400, "bad_request")
+        assert answer.json()["error"]["details"]["field"] == "failoverRegions[0]"
+    api.delete(path, params=scoped())

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
 import httpx
 import pytest
 
+from sandkeep.store.migrations import STEPS, sealed_policies
+from tests.polling import ENOUGH
 from tests.server.conftest import Box, create, scoped
-from tests.server.harness import PROJECT, ServerProcess
+from tests.server.server_process import PROJECT, ServerProcess, running_server
 from tests.server.test_sandboxes import refused
+from tests.unit.store_rows import drop_columns_since_sealed_policies
 
 pytest.importorskip("cryptography", reason="secrets need sandkeep[net]")
 VALUE = "hunter2-and-more"
@@ -59,6 +68,79 @@ def test_a_policy_can_name_a_secret_that_is_there(api: httpx.Client) -> None:
     api.delete(f"/v2/sandboxes/{box.name}", params=scoped(deleteOrphanSnapshots="true"))
     api.delete("/v1/secrets/deploy", params=scoped())
     assert VALUE not in shown
+
+
+def stored_bytes(data: Path) -> bytes:
+    return b"".join(part.read_bytes() for part in data.glob("store.db*"))
+
+
+def policy_with_values(*values: str) -> dict[str, Any]:
+    """One that sets a header, one that answers with a header, and one that looks for a header."""
+    sets, answers, looks = values
+    return {
+        "allow": {
+            "set.test": [{"transform": [{"headers": {"authorization": f"Bearer {sets}"}}]}],
+            "answer.test": [{"response": {"statusCode": 200, "headers": {"x-key": answers}}}],
+            "look.test": [
+                {
+                    "match": {"headers": [{"key": {"exact": "x-key"}, "value": {"exact": looks}}]},
+                    "transform": [{"headers": {"x-other": "${secret:deploy}"}}],
+                }
+            ],
+        }
+    }
+
+
+def test_header_values_of_policies_lie_sealed_in_the_store(server: ServerProcess, api: httpx.Client) -> None:
+    values = ("set-hunter3", "answer-hunter4", "look-hunter5")
+    api.put("/v1/secrets/deploy", params=scoped(), json={"value": VALUE})
+    box: Box = create(api, networkPolicy=policy_with_values(*values))
+    shown = api.get(f"/v2/sandboxes/{box.name}", params=scoped()).text
+    later = ("set-hunter6", "answer-hunter7", "look-hunter8")
+    done = api.post(f"{box.path}/network-policy", params=scoped(), json=policy_with_values(*later))
+    assert done.status_code == 200, done.text
+    done = api.patch(
+        f"/v2/sandboxes/{box.name}", params=scoped(), json={"networkPolicy": policy_with_values(*later)}
+    )
+    assert done.status_code == 200, done.text
+    fork = api.post(f"/v2/sandboxes/{box.name}/fork", params=scoped(), json={}).json()["sandbox"]["name"]
+    kept = stored_bytes(server.data)
+    for value in (*values, *later):
+        assert value not in shown and value.encode() not in kept
+    assert b"set.test" in kept and "authorization" in shown
+    for name in (box.name, fork):
+        api.delete(f"/v2/sandboxes/{name}", params=scoped(deleteOrphanSnapshots="true"))
+    api.delete("/v1/secrets/deploy", params=scoped())
+
+
+def answering(value: str) -> dict[str, Any]:
+    return {"allow": {"answer.test": [{"response": {"statusCode": 200, "headers": {"x-key": value}}}]}}
+
+
+def test_policies_of_an_earlier_version_are_sealed_at_start_and_still_apply() -> None:
+    secret = "answer-hunter9"
+    plain = json.dumps(answering(secret))
+    with running_server() as server:
+        with server.client() as api:
+            box = create(api, networkPolicy={"allow": ["other.test"]})
+        server.stop()
+        with closing(sqlite3.connect(server.data / "store.db", isolation_level=None)) as db:
+            for table in ("sandboxes", "sessions"):
+                db.execute(f"UPDATE {table} SET network_policy = ?", (plain,))
+            drop_columns_since_sealed_policies(db.execute)
+            before = STEPS.index(sealed_policies)
+            db.execute("DELETE FROM schema_steps WHERE version > ?", (before,))
+            db.execute(f"PRAGMA user_version = {before}")
+        assert secret.encode() in stored_bytes(server.data)
+        server.start()
+        assert secret.encode() not in stored_bytes(server.data)
+        with server.client() as api:
+            where = f"/v1/sandboxes/{box.name}/resume"
+            for given, status in ((secret, 200), ("another", 409)):
+                body = {"projectId": PROJECT, "networkPolicy": answering(given)}
+                found = api.post(where, params=scoped(), json=body, timeout=ENOUGH)
+                assert found.status_code == status, found.text
+            assert secret not in found.text
 
 
 def test_the_key_set_is_public_and_has_no_private_part(server: ServerProcess) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 
+from sandkeep.linux.overlay import HOW
 from tests.conftest import IS_ROOT
 from tests.server.conftest import Box, create, scoped
 from tests.server.test_sandboxes import no_nulls, refused
@@ -98,3 +99,10 @@ def test_usage_is_shown_while_it_runs_and_in_total(box: Box) -> None:
     box.api.post(f"{box.path}/stop")
     total = box.api.get(f"/v1/sandboxes/{box.name}/usage", params=scoped()).json()["usage"]
     assert total["activeCpuDurationMs"] >= live["activeCpuDurationMs"]
+
+
+def test_a_session_shows_its_barriers_and_how_its_root_filesystem_is_mounted(box: Box) -> None:
+    shown = box.api.get(box.path).json()["session"]["barriers"]
+    assert shown["user-namespace"] == "in force"
+    state, _, how = shown["root-filesystem"].partition(": ")
+    assert (state, how in HOW.values()) == ("in force", True)

@@ -49,3 +49,23 @@ def test_a_deleted_snapshot_stays_visible_and_cannot_be_resumed_from(box: Box) -
     assert [row["status"] for row in listed["snapshots"]] == ["deleted"]
     resumed = box.api.get(f"/v2/sandboxes/{box.name}", params=scoped(resume="true"))
     assert refused(resumed) == (410, "snapshot_not_found")
+
+
+def test_every_answer_has_the_size_of_the_snapshot(box: Box) -> None:
+    """At once, and the same later: nobody has to ask again."""
+
+    def grown(megabytes: int) -> None:
+        box.run("dd", "if=/dev/urandom", f"of=/vercel/sandbox/{megabytes}", "bs=1M", f"count={megabytes}")
+
+    grown(3)
+    checkpoint = box.api.post(f"{box.own}/checkpoint").json()["snapshot"]
+    stopped = box.api.post(f"{box.path}/stop").json()["snapshot"]
+    for snapshot in (checkpoint, stopped):
+        assert 3 << 20 <= snapshot["sizeBytes"] < 4 << 20, snapshot
+        later = box.api.get(f"/v2/sandboxes/snapshots/{snapshot['id']}", params=scoped()).json()["snapshot"]
+        assert later["sizeBytes"] == snapshot["sizeBytes"]
+    resumed = box.api.get(f"/v2/sandboxes/{box.name}", params=scoped(resume="true")).json()
+    again = Box(box.api, box.name, resumed)
+    again.run("dd", "if=/dev/urandom", "of=/vercel/sandbox/more", "bs=1M", "count=2")
+    taken = box.api.post(f"{again.path}/snapshot").json()["snapshot"]
+    assert 2 << 20 <= taken["sizeBytes"] < 3 << 20, "what it adds to the one before"

@@ -12,8 +12,8 @@ import pytest
 from sandkeep.errors import SessionStopped
 from sandkeep.server import output
 from sandkeep.server.routes import commands
+from sandkeep.shared.outputlog import STDERR, STDOUT, Chunk, End, Gap, Item
 from sandkeep.store.rows import Process, ProcessStatus
-from sandkeep.supervisor.outputlog import STDERR, STDOUT, Chunk, End, Gap, Item
 from sandkeep.wire import frames
 from tests.server.conftest import Box
 

@@ -12,17 +12,17 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from sandkeep.server.terminal import STALLED_SECONDS
-from tests.patience import ENOUGH, until
+from tests.polling import ENOUGH, until
 from tests.server.conftest import Box
 
 
 @contextmanager
-def open_terminal(box: Box, *command: str, **size: int) -> Iterator[ClientConnection]:
+def open_terminal(box: Box, *command: str, cwd: str | None = None, **size: int) -> Iterator[ClientConnection]:
     opened = box.api.post(f"{box.path}/interactive", json={}).json()
     assert "?" not in opened["url"] and opened["url"].startswith("ws://")
     start = {"type": "start", "command": command[0], "args": list(command[1:]), "env": ["TERM=xterm"], **size}
     with connect(f"{opened['url']}?token={opened['token']}", max_size=65_536) as socket:
-        socket.send(json.dumps({**start, "cwd": None}))
+        socket.send(json.dumps({**start, "cwd": cwd}))
         yield socket
 
 
@@ -100,7 +100,23 @@ def test_a_client_that_typed_for_nobody_hangs_up_too(box: Box) -> None:
     until(gone, seconds=STALLED_SECONDS + ENOUGH)
 
 
-def test_a_command_that_does_not_exist_closes_with_the_reason(box: Box) -> None:
-    with open_terminal(box, "no-such-program") as socket, pytest.raises(ConnectionClosed) as caught:
-        socket.recv(timeout=ENOUGH)
-    assert caught.value.rcvd is not None and "no-such-program" in caught.value.rcvd.reason
+@pytest.mark.parametrize(
+    ("command", "cwd", "exit_code", "kind"),
+    [
+        ("no-such-program", None, 127, "executable_not_found"),
+        ("/etc/passwd", None, 126, "executable_refused"),
+        ("true", "/no/such/directory", 126, "path_not_found"),
+    ],
+)
+def test_a_command_that_cannot_start_says_why_and_ends_as_in_a_shell(
+    box: Box, command: str, cwd: str | None, exit_code: int, kind: str
+) -> None:
+    """Clients show output and take the exit code; without them they would take it for a success."""
+    with open_terminal(box, command, cwd=cwd) as socket:
+        said = socket.recv(timeout=ENOUGH, decode=False)
+        ended = json.loads(socket.recv(timeout=ENOUGH))
+        with pytest.raises(ConnectionClosed) as caught:
+            socket.recv(timeout=ENOUGH)
+    assert (cwd or command).encode() in said and said.endswith(b"\r\n")
+    assert (ended["type"], ended["code"], ended["kind"]) == ("exit", exit_code, kind)
+    assert caught.value.rcvd is not None and caught.value.rcvd.code == 1000

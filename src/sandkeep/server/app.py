@@ -1,8 +1,8 @@
-"""The application: every request goes through here, in one order.
+"""The application: every request passes through here, in one order.
 
-Match the route, see who asks, hand over to the handler, send what it returns. Whatever fails on the way is
-answered in one JSON shape. A request that may have changed something is never answered with a status of 500
-or more (clients would send it again), unless that is what its contract says.
+Match the route, authenticate the caller, call the handler, send its reply. Any failure becomes a response in
+one JSON shape. A request that may have changed something never gets a status of 500 or more (clients would
+send it again), unless its contract says so.
 
 The whole API is served at ``/`` and below ``/api``.
 """
@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from sandkeep.engine.context import ACTOR
 from sandkeep.engine.engine import Engine
-from sandkeep.errors import InvalidRequest, SandkeepError, StdinStalled
+from sandkeep.errors import InvalidRequest, SandkeepError, StdinStalled, files_exhausted
 from sandkeep.server.auth import Auth, Caller, Scope
 from sandkeep.server.http import ClientGone, Receive, Reply, Request, Send, StreamCut
 from sandkeep.server.http import Scope as AsgiScope
@@ -29,30 +29,36 @@ from sandkeep.wire.base import Body, convert, decode
 T = TypeVar("T")
 
 _PREFIX: Final = "/api"
+KEY_HEADER: Final = b"idempotency-key"
+ID_HEADER: Final = b"x-request-id"
+_LONGEST_KEY: Final = 200
+_LONGEST_REASON: Final = 300
 _UNCLEAR: Final = 409
-"""Instead of a 5xx after which something may or may not have happened."""
+"""Status used instead of a 5xx when the request may or may not have been carried out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What the server, not the engine, needs to be told."""
+    """Settings of the server, as opposed to the engine's."""
 
     max_json_bytes: int = 8 << 20
+    max_command_bytes: int = 48 << 20
+    """Of a request that runs a command: as many arguments as the kernel takes, every character escaped."""
     max_upload_bytes: int = 64 << 30
     max_path_bytes: int = 8192
     public_url: str | None = None
-    """How clients reach this server, when a proxy stands before it."""
+    """URL of this server for clients, if a proxy stands before it."""
     embedded: bool = False
     stdin_seconds: float = 30.0
-    """How long input may make no progress before the client is told so."""
+    """How long input may make no progress before the client gets an error."""
 
 
-class Call:
-    """A request with everything a handler needs to answer it."""
+class RequestContext:
+    """A request with everything its handler needs."""
 
     __slots__ = ("app", "caller", "config", "engine", "params", "request")
 
-    def __init__(self, app: App, request: Request, params: dict[str, str]) -> None:
+    def __init__(self, app: Application, request: Request, params: dict[str, str]) -> None:
         self.app = app
         self.engine = app.engine
         self.config = app.config
@@ -60,38 +66,44 @@ class Call:
         self.params = params
         self.caller = Caller()
 
-    async def body(self, kind: type[T]) -> T:
-        return decode(kind, await self.request.body(self.config.max_json_bytes))
+    async def body(self, kind: type[T], limit: int | None = None) -> T:
+        return decode(kind, await self.request.body(limit or self.config.max_json_bytes))
 
     def query(self, kind: type[T]) -> T:
         return convert(kind, self.request.query)
 
     def upload(self) -> Any:
-        """The body as it arrives."""
+        """Yield the body as it arrives."""
         return self.request.stream(self.config.max_upload_bytes)
+
+    def key(self) -> str | None:
+        """Return the idempotency key of a request that may arrive twice; official clients send none."""
+        key = self.request.text_header(KEY_HEADER)
+        if key is not None and not 1 <= len(key) <= _LONGEST_KEY:
+            name = KEY_HEADER.decode()
+            raise InvalidRequest(f"the header {name} must have 1 to {_LONGEST_KEY} characters", field=name)
+        return key
 
     def scope(self, *, project: str | None = None, make: bool = False) -> Scope:
         return self.app.auth.scope(self.caller, self.request.query, project=project, make=make)
 
     def session(self) -> tuple[Scope, str]:
-        """The session the path names, and the project it must be in."""
-        session = self.params["session"]
-        return self.app.auth.session_scope(self.caller, self.request.query, session), session
+        """Return the project of the request and the session id in its path."""
+        return self.scope(), self.params["session"]
 
     def snapshot(self) -> tuple[Scope, str]:
-        snapshot = self.params["snapshot"]
-        return self.app.auth.snapshot_scope(self.caller, self.request.query, snapshot), snapshot
+        return self.scope(), self.params["snapshot"]
 
     def origin(self) -> str:
-        """Scheme and authority the client used, for URLs it will follow."""
+        """Return the scheme and authority that the client used, for URLs it will follow."""
         if self.config.public_url is not None:
             return self.config.public_url.rstrip("/")
         host = self.request.header(b"host") or b"localhost"
         return f"{self.request.scope.get('scheme', 'http')}://{host.decode('latin-1')}"
 
 
-class App:
-    """The ASGI application. `close_streams` ends what would otherwise keep a shutdown waiting."""
+class Application:
+    """The ASGI application. `close_streams` ends open responses, which would delay a shutdown."""
 
     def __init__(
         self,
@@ -108,9 +120,11 @@ class App:
         self.log = log
         self.terminals = Terminals(engine, auth, log)
         self.retire: Callable[[], None] | None = None
-        """Ends the server; set by whoever runs it, when clients may ask for that."""
+        """Ends the server; set by the server process if clients may retire it."""
         self._router = Router(endpoints)
         self._streams: set[asyncio.Task[Any]] = set()
+        self.closing = asyncio.Event()
+        """Set when the server shuts down: tasks that only wait for events stop waiting."""
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -128,6 +142,7 @@ class App:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (ID_HEADER, request.id.encode())]
             await send(message)
 
         endpoint: Endpoint | None = None
@@ -137,30 +152,38 @@ class App:
                 await found.send(request, watched)
                 return
             endpoint, call = found
-            await self._answer(endpoint, call, watched)
+            await self._respond(endpoint, call, watched)
         except (ClientGone, StreamCut):
             pass
         except Exception as error:
             unexpected = not isinstance(error, SandkeepError) or errors.classify(error)[0] >= 500
             if unexpected and not isinstance(error, StdinStalled):
                 self.log(
-                    "request failed", level="error", error=error, method=request.method, path=request.path
+                    "request failed",
+                    level="error",
+                    error=error,
+                    request=request.id,
+                    method=request.method,
+                    path=request.path,
                 )
             if status:
-                # Too late for an answer; the connection has been cut.
+                # Too late for an error response; the connection has been cut.
                 return
+            request.facts = {"reason": _reason(error), **request.facts}
             await self._refusal(error, endpoint).send(request, watched)
         finally:
             self.log(
                 "request",
                 level="debug" if status < 400 else "info",
+                request=request.id,
                 method=request.method,
                 path=request.path,
                 status=status,
                 ms=round((time.perf_counter() - began) * 1000, 2),
+                **request.facts,
             )
 
-    def _match(self, request: Request) -> Reply | tuple[Endpoint, Call]:
+    def _match(self, request: Request) -> Reply | tuple[Endpoint, RequestContext]:
         raw = request.scope.get("raw_path") or b""
         if len(raw) + len(request.scope["query_string"]) > self.config.max_path_bytes:
             raise InvalidRequest(f"the path is longer than {self.config.max_path_bytes} bytes", field="path")
@@ -169,7 +192,8 @@ class App:
             path = path[len(_PREFIX) :]
         found = self._router.find(path)
         if found is None:
-            return _reply(errors.plain("not_found", f"there is nothing at {request.path}"))
+            request.facts["reason"] = "no such route"
+            return _reply(errors.plain("not_found", f"no route {request.path}"))
         methods, params = found
         endpoint = methods.get("GET" if request.method == "HEAD" else request.method)
         if endpoint is None:
@@ -177,27 +201,38 @@ class App:
             headers = [(b"allow", ", ".join(allowed).encode())]
             if request.method == "OPTIONS":
                 return Reply(status=204, headers=headers)
-            refused = _reply(errors.plain("method_not_allowed", f"{request.method} is not possible here"))
+            request.facts["reason"] = "method not allowed on this route"
+            problem = f"{request.method} is not allowed on {request.path}"
+            refused = _reply(errors.plain("method_not_allowed", problem))
             refused.headers += headers
             return refused
-        return endpoint, Call(self, request, params)
+        return endpoint, RequestContext(self, request, params)
 
-    async def _answer(self, endpoint: Endpoint, call: Call, send: Send) -> None:
+    async def _respond(self, endpoint: Endpoint, call: RequestContext, send: Send) -> None:
         if not endpoint.route.public:
             call.caller = self.auth.identify(call.request)
             ACTOR.set(call.caller.actor)
+            call.request.facts["actor"] = call.caller.actor
         if endpoint.changes and endpoint.route.request in (None, Body):
-            # Its handler reads no body, and one that turns out to be malformed must not have done anything.
+            # The handler reads no body, and a request whose body is malformed must not have had an effect.
             await call.request.body(self.config.max_json_bytes)
+        session_id = call.params.get("session")
+        if session_id is None or not endpoint.uses_session:
+            await self._handle(endpoint, call, send)
+            return
+        with self.engine.activity.attached(session_id):
+            await self._handle(endpoint, call, send)
+
+    async def _handle(self, endpoint: Endpoint, call: RequestContext, send: Send) -> None:
         reply = await endpoint.handler(call)
-        if "session" in call.params:
-            self.engine.upkeep.touch(call.params["session"])
         if isinstance(reply, Reply):
             await reply.send(call.request, send)
             return
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)
+        if self.closing.is_set():
+            task.cancel()  # like the streams that were open before
         try:
             with self.auth.while_accepted(call.caller.token, task.cancel):
                 await reply.send(call.request, send)
@@ -205,7 +240,8 @@ class App:
             self._streams.discard(task)
 
     def _refusal(self, error: Exception, endpoint: Endpoint | None) -> Reply:
-        reply = _reply(errors.answer(error))
+        error = files_exhausted(error) or error
+        reply = _reply(errors.error_response(error))
         if reply.status == 401:
             reply.headers.append((b"www-authenticate", b"Bearer"))
         changed = endpoint is not None and endpoint.changes and not isinstance(error, StdinStalled)
@@ -214,25 +250,33 @@ class App:
         return reply
 
     async def close_streams(self) -> None:
-        """End every answer that is still being made; clients see a connection that was cut."""
+        """End every response still being sent; clients see a cut connection and reconnect."""
+        self.closing.set()
         for task in list(self._streams):
             task.cancel()
         await self.terminals.close()
 
 
-def _reply(answer: errors.Answer) -> Reply:
-    reply = Reply(answer.body, status=answer.status)
-    reply.headers += [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+def _reason(error: Exception) -> str:
+    """Return why a request is refused, for the log; an unexpected error has a line of its own."""
+    if not isinstance(error, SandkeepError):
+        return "internal error"
+    return f"{error.code}: {error.message}"[:_LONGEST_REASON]
+
+
+def _reply(response: errors.ErrorResponse) -> Reply:
+    reply = Reply(response.body, status=response.status)
+    reply.headers += [(name.encode(), value.encode()) for name, value in response.headers.items()]
     return reply
 
 
 def create_app(
     engine: Engine, auth: Auth, config: Config | None = None, *, log: Callable[..., None] | None = None
-) -> App:
-    """The API over an engine."""
+) -> Application:
+    """Return the API application over an engine."""
     from sandkeep.server.routes import all_endpoints
 
-    return App(engine, auth, config or Config(), all_endpoints(), log or _silent)
+    return Application(engine, auth, config or Config(), all_endpoints(), log or _silent)
 
 
 def _silent(message: str, **facts: Any) -> None:

@@ -1,47 +1,44 @@
-"""Who asks, and in which project.
+"""Who the caller is, and in which project the request acts.
 
-Over the unix socket the kernel says who the peer is: the server's own user and root may do everything, in
-whatever team and project a request names. Over TCP a bearer token does, and it acts in one project only: a
-request that names another team or project is refused whether that exists or not, and what belongs to another
-project is as absent as what never was.
+Over the unix socket the kernel identifies the peer: the server's own user and root may do everything, in any
+team and project that a request names. Over TCP a bearer token identifies the caller, and acts in one project
+only: a request that names another team or project is refused whether that exists or not, and objects of
+another project are not found.
 
-A token is an opaque text or a JWT of our own making, for clients that read their scope from it. Either way
-its digest is in the store, so it can be revoked; a JWT must be signed with our key besides.
+A token is an opaque text or a JWT made by this server, for clients that read their scope from it. Either way
+its digest is in the store, so that it can be revoked; a JWT must also be signed with our key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import hmac
-import json
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from sandkeep.engine.keys import write_private
 from sandkeep.engine.names import new_id
 from sandkeep.errors import AccessDenied, StoreError, Unauthenticated
 from sandkeep.server.http import Request
+from sandkeep.shared import jwt
 from sandkeep.store import Store
-from sandkeep.store.rows import Project, Session, Snapshot, Token
+from sandkeep.store.rows import Project, Token
 from sandkeep.store.tokens import new_token_text
 
 DEFAULT_TEAM: Final = "local"
 DEFAULT_PROJECT: Final = "default"
 INFERRED_PROJECT: Final = "vercel-sandbox-default-project"
-"""What clients call their project when nobody told them one: the token's own."""
+"""Project name that clients send by default; it means the token's own project."""
 JWT_LIFETIME_MS: Final = 10 * 365 * 24 * 60 * 60 * 1000
-"""Far enough for clients that try to refresh a token about to expire."""
+"""Far enough away for clients that try to refresh a token shortly before it expires."""
 
 LOOK_SECONDS: Final = 2.0
-"""How soon what a token keeps open is cut once the token is worth nothing."""
+"""Interval at which open streams are checked for revoked or expired tokens."""
 
-_HEADER: Final = {"alg": "HS256", "typ": "JWT"}
 _LONGEST_TOKEN: Final = 4096
 
 
@@ -58,20 +55,8 @@ def load_key(data_dir: str) -> bytes:
     try:
         return _read_key(path)
     except FileNotFoundError:
-        pass
-    draft = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as out:
-            out.write(secrets.token_bytes(32))
-            out.flush()
-            os.fsync(out.fileno())
-        os.link(draft, path)
-    except FileExistsError:
-        pass  # another process was first; its key counts
-    finally:
-        os.unlink(draft)
-    return _read_key(path)
+        write_private(path, secrets.token_bytes(32))
+        return _read_key(path)
 
 
 def _read_key(path: str) -> bytes:
@@ -80,39 +65,6 @@ def _read_key(path: str) -> bytes:
     if len(key) < 32:
         raise StoreError(f"{path} is not a key", path=path, hint="remove it to have a new one made")
     return key
-
-
-def sign(key: bytes, claims: dict[str, Any]) -> str:
-    """A JWT with these claims."""
-    signed = f"{_encoded(_HEADER)}.{_encoded(claims)}"
-    return f"{signed}.{_base64(_signature(key, signed))}"
-
-
-def verify(key: bytes, text: str, *, at_ms: int) -> dict[str, Any] | None:
-    """The claims of a JWT that we signed and that has not expired."""
-    signed, _, signature = text.rpartition(".")
-    if not hmac.compare_digest(_base64(_signature(key, signed)).encode(), signature.encode()):
-        return None
-    payload = signed.partition(".")[2]
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-    except ValueError:
-        return None
-    if not isinstance(claims, dict) or not isinstance(claims.get("exp"), int):
-        return None
-    return claims if claims["exp"] * 1000 > at_ms else None
-
-
-def _signature(key: bytes, signed: str) -> bytes:
-    return hmac.digest(key, signed.encode(), hashlib.sha256)
-
-
-def _encoded(value: dict[str, Any]) -> str:
-    return _base64(json.dumps(value, separators=(",", ":")).encode())
-
-
-def _base64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def create_token(
@@ -124,7 +76,7 @@ def create_token(
     lifetime_ms: int | None = None,
     jwt_key: bytes | None = None,
 ) -> tuple[str, Token]:
-    """A new token for a project, which is made when it is new; with a key, in the signed form."""
+    """Create a token for a project, and the project if it is new; with a key, as a JWT."""
     now = now_ms()
     row = store.projects.ensure(new_id("prj", now_ms=now), team=team, name=project, now_ms=now)
     token_id = new_id("tok", now_ms=now)
@@ -141,7 +93,7 @@ def create_token(
             "iat": now // 1000,
             "exp": (now + lifetime_ms) // 1000,
         }
-        text = sign(jwt_key, claims)
+        text = jwt.sign_hs256(jwt_key, claims)
     expires = None if lifetime_ms is None else now + lifetime_ms
     with store.transaction():
         made = store.tokens.add(token_id, text, project=row.id, name=name, now_ms=now, expires_ms=expires)
@@ -150,7 +102,7 @@ def create_token(
 
 
 def revoke_token(store: Store, project: str, token_id: str) -> Token:
-    """End a token for good."""
+    """Revoke a token for good."""
     now = now_ms()
     with store.transaction():
         ended = store.tokens.revoke(project, token_id, now_ms=now)
@@ -160,7 +112,7 @@ def revoke_token(store: Store, project: str, token_id: str) -> Token:
 
 
 def _record(store: Store, kind: str, token: Token, now: int) -> None:
-    """Tokens are made and ended by whoever can write to the data directory, with or without a server."""
+    """Record the event here: tokens can be made and revoked without a server, by writing to its directory."""
     store.events.add(
         new_id("evt", now_ms=now),
         kind,
@@ -176,7 +128,7 @@ def _record(store: Store, kind: str, token: Token, now: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody we know. Without a project: the local user."""
+    """An authenticated caller. Without a project: the local user."""
 
     project: Project | None = None
     token: str | None = None
@@ -184,7 +136,7 @@ class Caller:
 
     @property
     def actor(self) -> str:
-        """What events call it."""
+        """Name of the caller in events."""
         return f"user:{self.uid}" if self.token is None else f"token:{self.token}"
 
 
@@ -198,17 +150,20 @@ class Scope:
 
 
 NOWHERE: Final = ""
-"""The project of what does not exist: nothing is ever found in it."""
+"""The project of objects that do not exist: nothing is ever found in it."""
 
 
 class Auth:
     def __init__(self, store: Store, jwt_key: bytes) -> None:
         self._store = store
-        self._key = jwt_key
+        self.jwt_key = jwt_key
         self._uids = {0, os.geteuid()}
 
     def identify(self, request: Request) -> Caller:
-        """Raises `Unauthenticated`, with the same words whatever is wrong with the credentials."""
+        """Return the caller. Raises `Unauthenticated` with the same message for every reason.
+
+        The exact reason goes into the request's facts, for the operator's log.
+        """
         peer = (request.scope.get("state") or {}).get("peer")
         if peer is not None:
             if peer.uid in self._uids:
@@ -219,14 +174,33 @@ class Auth:
         text = text.strip()
         if scheme.lower() == "bearer" and text and len(text) <= _LONGEST_TOKEN:
             now = now_ms()
-            if text.count(".") != 2 or verify(self._key, text, at_ms=now) is not None:
+            if text.count(".") != 2 or jwt.verify_hs256(self.jwt_key, text, at_ms=now) is not None:
                 found = self._store.tokens.authenticate(text, now_ms=now)
                 if found is not None:
+                    if (known := (request.scope.get("state") or {}).get("known")) is not None:
+                        known()
                     return Caller(project=found[1], token=found[0].id)
+        request.facts.update(self._why_refused(scheme, text))
         raise Unauthenticated("a valid token is needed", hint="make one with: sandkeep token create")
 
+    def _why_refused(self, scheme: str, text: str) -> dict[str, str]:
+        if not text:
+            return {"reason": "no token"}
+        if scheme.lower() != "bearer" or len(text) > _LONGEST_TOKEN:
+            return {"reason": "no bearer token"}
+        token = self._store.tokens.of_text_everywhere(text)
+        if token is None:
+            return {"reason": "unknown token"}
+        if token.revoked_ms is not None:
+            state = "revoked token"
+        elif token.expires_ms is not None and token.expires_ms <= now_ms():
+            state = "expired token"
+        else:
+            state = "token signed with an earlier key of this server"
+        return {"reason": state, "actor": f"token:{token.id}"}
+
     def accepts(self, token: str) -> bool:
-        """Whether a token that spoke for somebody earlier, by its id, still does."""
+        """Whether the token with this id is still valid."""
         found = self._store.tokens.find(token)
         if found is None or found.revoked_ms is not None:
             return False
@@ -234,9 +208,9 @@ class Auth:
 
     @contextmanager
     def while_accepted(self, token: str | None, end: Callable[[], object]) -> Iterator[None]:
-        """Call ``end`` should the token lose its power meanwhile: what is open does not outlive it.
+        """Call ``end`` if the token becomes invalid while the block runs: open streams do not outlive it.
 
-        Looked at every now and then, because another process may have revoked it.
+        The token is polled, because another process may revoke it.
         """
         if token is None:
             yield
@@ -246,7 +220,9 @@ class Auth:
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
                 if not self.accepts(token):
-                    end()  # until it has: a cancellation may be lost to what arrives at the same moment
+                    # Repeat until the task ends: a cancellation can be swallowed by an event at the same
+                    # time.
+                    end()
 
         watching = asyncio.create_task(watch(), name=f"watch {token}")
         try:
@@ -257,9 +233,10 @@ class Auth:
     def scope(
         self, caller: Caller, query: dict[str, str], *, project: str | None = None, make: bool = False
     ) -> Scope:
-        """Where a request acts that names its project, in the query or as given.
+        """Return the project a request acts in: the one that the query names, or ``project``.
 
-        ``make``: it will create something, so a local caller's new project is made as well.
+        Ids of sessions and snapshots say nothing about it: in another project they are not found. ``make``:
+        the request will create something, so create a local caller's new project too.
         """
         team, named = _named(query)
         named = project or named
@@ -273,25 +250,6 @@ class Auth:
         found = self._store.projects.find(team=team, name=named)
         return Scope(NOWHERE if found is None else found.id, named, team)
 
-    def session_scope(self, caller: Caller, query: dict[str, str], session: str) -> Scope:
-        """Where a request acts that names only a session."""
-        return self._owner(caller, query, lambda: self._store.sessions.find(session))
-
-    def snapshot_scope(self, caller: Caller, query: dict[str, str], snapshot: str) -> Scope:
-        return self._owner(caller, query, lambda: self._store.snapshots.find(snapshot))
-
-    def _owner(self, caller: Caller, query: dict[str, str], find: Any) -> Scope:
-        team, named = _named(query)
-        if caller.project is not None:
-            return _within(caller.project, team, named)
-        row: Session | Snapshot | None = find()
-        if row is None:
-            return Scope(NOWHERE, named or DEFAULT_PROJECT, team or DEFAULT_TEAM)
-        project = self._store.projects.get(row.project)
-        if (team and team != project.team) or (named and named != project.name):
-            return Scope(NOWHERE, named or DEFAULT_PROJECT, team or DEFAULT_TEAM)
-        return Scope(project.id, project.name, project.team)
-
 
 def _named(query: dict[str, str]) -> tuple[str, str]:
     team = query.get("teamId") or query.get("slug") or ""
@@ -300,7 +258,7 @@ def _named(query: dict[str, str]) -> tuple[str, str]:
 
 def _within(project: Project, team: str, named: str) -> Scope:
     if team and team != project.team:
-        raise AccessDenied("the token does not act for this team", team=team)
+        raise AccessDenied(f"the token is not valid for team {team}", team=team)
     if named and named not in (project.name, INFERRED_PROJECT):
-        raise AccessDenied("the token does not act in this project", project=named)
+        raise AccessDenied(f"the token is not valid for project {named}", project=named)
     return Scope(project.id, named or project.name, project.team)

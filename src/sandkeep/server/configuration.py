@@ -1,4 +1,4 @@
-"""What an operator decided for a data directory: ``settings.json`` has fields of the engine's settings."""
+"""The operator's settings of a data directory: ``settings.json`` has fields of the engine's settings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 
 import msgspec
 
+from sandkeep.engine.checks import problems
 from sandkeep.engine.settings import Settings
 from sandkeep.errors import InvalidRequest
 
@@ -14,9 +15,9 @@ FILE = "settings.json"
 
 
 def read_settings(data_dir: str, path: str | None = None) -> Settings:
-    """The settings in ``path``, else those in the data directory, else the defaults.
+    """Return the settings in ``path``, else those in the data directory, else the defaults.
 
-    What is not mentioned keeps its default; ``images`` adds to the names known already.
+    A setting that is not mentioned keeps its default; ``images`` adds to the built-in names.
     """
     chosen = path or os.path.join(data_dir, FILE)
     try:
@@ -24,20 +25,23 @@ def read_settings(data_dir: str, path: str | None = None) -> Settings:
             found = msgspec.json.decode(handle.read(), type=dict[str, object])
     except FileNotFoundError:
         if path is not None:
-            raise InvalidRequest(f"there is no {path}", field="settings") from None
+            raise InvalidRequest(f"the settings file {path} does not exist", field="settings") from None
         return Settings()
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"{chosen}: {error}", field="settings") from None
     known = {field.name for field in dataclasses.fields(Settings)}
     if unknown := sorted(found.keys() - known):
         raise InvalidRequest(
-            f"{chosen}: there is no setting {', '.join(unknown)}",
+            f"{chosen}: unknown settings {', '.join(unknown)}",
             field="settings",
-            hint=f"known: {', '.join(sorted(known))}",
+            hint=f"the settings are {', '.join(sorted(known))}",
         )
     if isinstance(images := found.get("images"), dict):
         found["images"] = {**Settings().images, **images}
     try:
-        return msgspec.convert(found, Settings)
+        settings = msgspec.convert(found, Settings)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{chosen}: {error}", field="settings") from None
+    if wrong := problems(settings):
+        raise InvalidRequest(f"{chosen}: {'; '.join(wrong)}", field=wrong[0].partition(" ")[0])
+    return settings

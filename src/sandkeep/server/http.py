@@ -1,16 +1,17 @@
 """A request as handlers see it, and the replies they return.
 
 Handlers never touch the connection: they read ``Request.body`` or iterate ``Request.stream``, and return a
-`Reply`. A body is read only by a handler that wants one and never beyond its limit. A `Stream` is sent as
-fast as the client reads it and is closed as soon as the client goes away.
+`Reply`. A body is read only if the handler asks for it, and never beyond its limit. A `StreamingReply` is
+sent as fast as the client reads it and is closed as soon as the client disconnects.
 
-Where the listener allows it (there is a ``wire``) the connection itself can be lent to whoever is to have a
-large body, or to send one: `Request.lend` and `FileStream`.
+If the listener allows it (``wire`` is set), a handler can lend the socket to the process that reads a large
+body or sends one: `Request.lend` and `DirectReply`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
@@ -25,9 +26,9 @@ Send = Callable[[Message], Awaitable[None]]
 
 JSON_TYPE: Final = b"application/json"
 _LEFTOVER: Final = 256 << 20
-"""How much of an unwanted body is read and thrown away so that the client gets to see the answer."""
+"""How much of an unwanted body is read and discarded so that the client reads the response."""
 _LEFTOVER_SECONDS: Final = 60.0
-"""And for how long."""
+"""Longest time for that."""
 _PATHS: Final = frozenset({"path", "cwd"})
 """Parameters that name files."""
 
@@ -37,11 +38,11 @@ class ClientGone(Exception):
 
 
 class StreamCut(Exception):
-    """An answer was ended early because the server is going away."""
+    """A response was ended early because the server shuts down."""
 
 
-class Wire(Protocol):
-    """The connection of a request, for those who can do without us."""
+class RawConnection(Protocol):
+    """Raw connection of a request, for handlers that bypass ASGI."""
 
     def cut(self) -> None: ...
     def left(self) -> bool: ...
@@ -52,36 +53,56 @@ class Wire(Protocol):
 
 
 class Upload(Protocol):
-    """Takes a body from a connection. ``answered``: all of it has been read, however it went."""
+    """Reads a body from a socket. ``answered``: all of it has been read, whether or not that succeeded."""
 
     @property
     def answered(self) -> bool: ...
-    async def receive_from(self, fd: int, *, left: int, first: bytes) -> dict[str, Any]: ...
+    async def receive_from(self, fd: int, *, left: int, first: bytes) -> int: ...
 
 
 class Download(Protocol):
-    """Sends a body on a connection."""
+    """Writes a body to a socket."""
 
     async def send_to(self, fd: int) -> None: ...
     async def aclose(self) -> None: ...
 
 
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(8)}"
+
+
 class Request:
     """One HTTP request."""
 
-    __slots__ = ("_headers", "_query", "_receive", "_torn", "body_read", "method", "path", "scope", "wire")
+    __slots__ = (
+        "_headers",
+        "_query",
+        "_receive",
+        "_torn",
+        "body_read",
+        "facts",
+        "id",
+        "method",
+        "path",
+        "scope",
+        "wire",
+    )
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.id = new_request_id()
+        """Id of the request in the log and in its response."""
+        self.facts: dict[str, Any] = {}
+        """For the log only: the caller, and why the request was refused."""
         self._receive = receive
         self._headers: dict[bytes, bytes] | None = None
         self._query: dict[str, str] | None = None
         self.body_read = False
         self._torn = False
-        """Nobody knows how much of the body has been read."""
-        self.wire: Wire | None = (scope.get("state") or {}).get("wire")
+        """It is unknown how much of the body has been read."""
+        self.wire: RawConnection | None = (scope.get("state") or {}).get("wire")
 
     def header(self, name: bytes) -> bytes | None:
         if self._headers is None:
@@ -89,7 +110,7 @@ class Request:
         return self._headers.get(name)
 
     def text_header(self, name: bytes) -> str | None:
-        """A header that is text: percent-free UTF-8, as clients send paths."""
+        """Return a header that is text: UTF-8 without percent-encoding, as clients send paths."""
         value = self.header(name)
         if value is None:
             return None
@@ -100,7 +121,7 @@ class Request:
 
     @property
     def query(self) -> dict[str, str]:
-        """The parameters; of one that is repeated, the last."""
+        """The query parameters; the last value of one that is repeated."""
         if self._query is None:
             raw: bytes = self.scope["query_string"]
             try:
@@ -108,9 +129,9 @@ class Request:
                     raw.decode(), keep_blank_values=True, errors="surrogateescape", max_num_fields=100
                 )
             except (UnicodeDecodeError, ValueError):
-                raise InvalidRequest("the query string is not readable", field="query") from None
+                raise InvalidRequest("the query string cannot be parsed", field="query") from None
             for name, value in pairs:
-                # Names of files are bytes; everything else is text.
+                # File names are bytes; everything else is text.
                 if name not in _PATHS and not _is_text(name + value):
                     raise InvalidRequest("the query string is not UTF-8", field="query")
             self._query = dict(pairs)
@@ -121,49 +142,49 @@ class Request:
         return int(value) if value is not None and value.isdigit() else None
 
     async def body(self, limit: int) -> bytes:
-        """The whole body. Raises `BodyTooLarge` without reading much more than ``limit`` bytes."""
-        parts = [piece async for piece in self.stream(limit)]
+        """Return the whole body. Raises `BodyTooLarge` without reading much more than ``limit`` bytes."""
+        parts = [chunk async for chunk in self.stream(limit)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def stream(self, limit: int) -> AsyncIterator[bytes]:
-        """The body as it arrives. The client is held back while nobody asks for the next piece."""
+        """Yield the body as it arrives. The client is held back until the next chunk is requested."""
         _check(self.content_length() or 0, limit)
         size = 0
         while not self.body_read:
-            piece = await self._piece()
-            if piece is None:
+            chunk = await self._receive_chunk()
+            if chunk is None:
                 raise ClientGone
-            size += len(piece)
+            size += len(chunk)
             _check(size, limit)
-            if piece:
-                yield piece
+            if chunk:
+                yield chunk
 
-    async def _piece(self) -> bytes | None:
-        """What has arrived; ``None`` when the client is gone.
+    async def _receive_chunk(self) -> bytes | None:
+        """Return what has arrived; ``None`` if the client has disconnected.
 
-        That the body is complete is noted at once: whoever takes the last piece may never ask for another.
+        The end of the body is noted here, because a reader of the last chunk may not ask for another.
         """
         message = await self._receive()
         if message["type"] == "http.disconnect":
             return None
         self.body_read = not message.get("more_body", False)
-        piece: bytes = message.get("body", b"")
-        return piece
+        chunk: bytes = message.get("body", b"")
+        return chunk
 
-    async def lend(self, upload: Upload) -> dict[str, Any]:
+    async def lend(self, upload: Upload) -> int:
         """Have the body, whose length is known, read from the connection itself.
 
-        Raises what the upload does; the connection is closed after the answer if that leaves it unclear
-        where the next request begins.
+        Raises the upload's errors; the connection is closed after the response if it is unclear where the
+        next request begins.
         """
         size = self.content_length() or 0
-        first = await self._piece()
+        first = await self._receive_chunk()
         fd = None if first is None or self.wire is None else self.wire.lend_body()
         if fd is None or self.wire is None or first is None:
             raise ClientGone
         self._torn = True
         try:
-            answer = await upload.receive_from(fd, left=size - len(first), first=first)
+            written = await upload.receive_from(fd, left=size - len(first), first=first)
         except SandkeepError:
             if upload.answered:
                 self._taken(self.wire)
@@ -174,26 +195,27 @@ class Request:
             self.wire.cut()
             raise
         self._taken(self.wire)
-        return answer
+        return written
 
-    async def answer_with(self, download: Download) -> None:
-        """Have the body of the answer, which was announced, put on the connection itself."""
+    async def send_download(self, download: Download) -> None:
+        """Let ``download`` write the body, whose length was announced, directly to the socket."""
         fd = None if self.wire is None else await self.wire.flushed()
         if fd is None or self.wire is None:
             raise ClientGone
         await download.send_to(fd)
         self.wire.body_sent(self._receive)
 
-    def _taken(self, wire: Wire) -> None:
+    def _taken(self, wire: RawConnection) -> None:
         self._torn = False
         if not self.body_read:
             self.body_read = True
             wire.body_taken()
 
     async def discard(self) -> bool:
-        """Read what is left of the body, within reason, so that an early answer is seen.
+        """Read and discard the rest of the body, within limits, so that the client reads an early response.
 
-        False: too much is left, or the client waits for permission to send; the connection has to be closed.
+        Return False if the connection must be closed: too much is left, or the client waits for permission to
+        send.
         """
         if self._torn:
             return False
@@ -205,10 +227,10 @@ class Request:
         try:
             async with asyncio.timeout(_LEFTOVER_SECONDS):
                 while left > 0 and not self.body_read:
-                    piece = await self._piece()
-                    if piece is None:
+                    chunk = await self._receive_chunk()
+                    if chunk is None:
                         return False
-                    left -= len(piece)
+                    left -= len(chunk)
         except TimeoutError:
             return False
         return self.body_read
@@ -217,12 +239,12 @@ class Request:
         return bool(self.content_length()) or self.header(b"transfer-encoding") is not None
 
     async def disconnected(self) -> None:
-        """Returns when the client has gone away (or the answer is complete)."""
+        """Return when the client has disconnected or the response is complete."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     def abort(self) -> None:
-        """Cut the connection, so that what was sent so far cannot be taken for the whole."""
+        """Cut the connection, so that the client does not take a partial response for a complete one."""
         state: dict[str, Any] = self.scope.get("state") or {}
         if (cut := state.get("abort")) is not None:
             cut()
@@ -230,11 +252,11 @@ class Request:
 
 def _check(size: int, limit: int) -> None:
     if size > limit:
-        raise BodyTooLarge(f"the body has more than {limit} bytes", limit=limit)
+        raise BodyTooLarge(f"the request body has more than {limit} bytes", limit=limit)
 
 
 class Reply:
-    """A complete answer."""
+    """A complete response."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -261,11 +283,11 @@ class Closing(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Streaming:
-    """An answer that is made while it is sent.
+class StreamingReply:
+    """A response that is produced while it is sent.
 
-    Its source is closed when the client goes away. Nothing tells a client of a failure after the first byte
-    but a connection that is cut, so a source that can fail says so in its own records instead.
+    Its source is closed when the client disconnects. After the first byte a failure can only cut the
+    connection, so a source that can fail reports failures in its own records.
     """
 
     __slots__ = ("_source", "headers", "status")
@@ -294,7 +316,7 @@ class Streaming:
             finished = True
             gone = watcher.done()  # before we cut the connection ourselves
             request.abort()
-            # Until the cut is noticed the connection would still take a half answer for a whole one.
+            # Until the cut is noticed, the connection would still accept a partial response as complete.
             await asyncio.wait((watcher,), timeout=1)
             if isinstance(error, asyncio.CancelledError):
                 task.uncancel()
@@ -311,34 +333,35 @@ class Streaming:
         raise NotImplementedError
 
 
-class Stream(Streaming):
-    """Pieces, as they come."""
+class ChunkedReply(StreamingReply):
+    """A response sent in chunks as they come."""
 
-    __slots__ = ("_pieces", "_soon")
+    __slots__ = ("_chunks", "_soon")
 
     def __init__(
         self,
         content_type: str,
-        pieces: AsyncGenerator[bytes, None],
+        chunks: AsyncGenerator[bytes, None],
         *,
         status: int = 200,
         soon: bool = False,
     ) -> None:
-        """``soon``: the first piece is sure to come at once, and is waited for to be sent with the head."""
-        super().__init__(content_type, pieces, status=status)
-        self._pieces = pieces
+        """``soon``: the first chunk is available immediately; send it together with the headers."""
+        super().__init__(content_type, chunks, status=status)
+        self._chunks = chunks
         self._soon = soon
 
     async def _send(self, request: Request, send: Send) -> None:
-        first = await anext(self._pieces, b"") if self._soon else b""
+        del request
+        first = await anext(self._chunks, b"") if self._soon else b""
         await self._send_head(send)
-        ended = bool(first) and await _send_piece(send, first)
+        ended = bool(first) and await _send_chunk(send, first)
         while not ended:
-            ended = await _send_piece(send, await anext(self._pieces, _NO_MORE))
+            ended = await _send_chunk(send, await anext(self._chunks, _NO_MORE))
 
 
-class FileStream(Streaming):
-    """So many bytes that somebody else puts on the connection."""
+class DirectReply(StreamingReply):
+    """A response whose body another process writes to the socket."""
 
     __slots__ = ("_download",)
 
@@ -349,31 +372,31 @@ class FileStream(Streaming):
 
     async def _send(self, request: Request, send: Send) -> None:
         await self._send_head(send)
-        await request.answer_with(self._download)
+        await request.send_download(self._download)
         await send({"type": "http.response.body", "body": b""})
 
 
-class Last(bytes):
-    """A piece after which none comes. Sent together with the end of the answer, so that a client which has
-    all it wants has the whole answer too, and can use the connection again."""
+class FinalChunk(bytes):
+    """The final chunk of a body. Sent together with the end of the response, so that a client that has read
+    it can use the connection again at once."""
 
     __slots__ = ()
 
 
-_NO_MORE: Final = Last()
+_NO_MORE: Final = FinalChunk()
 
 
-async def _send_piece(send: Send, piece: bytes) -> bool:
-    """Whether that was the last one."""
-    last = isinstance(piece, Last)
-    await send({"type": "http.response.body", "body": bytes(piece), "more_body": not last})
+async def _send_chunk(send: Send, chunk: bytes) -> bool:
+    """Send a chunk; return whether it was the last one."""
+    last = isinstance(chunk, FinalChunk)
+    await send({"type": "http.response.body", "body": bytes(chunk), "more_body": not last})
     return last
 
 
-async def started(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The same pieces, with the first one already there: its errors can still be answered as errors."""
+async def started(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Wait for the first chunk, whose errors can still become an error response; return all chunks."""
     try:
-        first: bytes | None = await anext(pieces)
+        first: bytes | None = await anext(chunks)
     except StopAsyncIteration:
         first = None
 
@@ -381,10 +404,10 @@ async def started(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         try:
             if first is not None:
                 yield first
-                async for piece in pieces:
-                    yield piece
+                async for chunk in chunks:
+                    yield chunk
         finally:
-            close = getattr(pieces, "aclose", None)
+            close = getattr(chunks, "aclose", None)
             if close is not None:
                 await close()
 

@@ -1,8 +1,8 @@
-"""The HTTP protocol as we listen with it.
+"""The HTTP protocol of our listening sockets.
 
-On top of uvicorn's own: who is at the other end of a unix socket, a way to cut a connection, limits on the
-size of a request's head and the time it takes, JSON for a request that cannot be parsed, and the bodies of
-requests that ask for a protocol we do not speak.
+It adds to uvicorn's: the identity of a unix socket's peer, a way to cut a connection, limits on the size of a
+request's head and the time it takes, a limit on connections without a token, JSON for a request that cannot
+be parsed, and bodies of requests that ask for an upgrade we do not support.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from asyncio import TimerHandle, Transport
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import httptools
 import uvicorn
@@ -23,14 +23,17 @@ from sandkeep.wire import errors
 
 MAX_HEAD: Final = 64 << 10
 """Bytes of a request's target and headers together."""
-HEAD_SECONDS: Final = 60.0
-"""How long a client may take for them, from connecting or from their first byte."""
+HEAD_SECONDS: Final = 10.0
+"""How long a client may take to send them, from connecting or from their first byte."""
+
+MAX_STRANGERS: Final = 256
+"""TCP connections that have sent no token. One more closes the oldest: clients send a token at once."""
 
 _CREDENTIALS: Final = struct.Struct("iII")
 
 
 class Peer(NamedTuple):
-    """The process at the other end of a unix socket, as the kernel knows it."""
+    """The process at the other end of a unix socket, as reported by the kernel."""
 
     pid: int
     uid: int
@@ -44,25 +47,47 @@ class HeadTooLarge(Exception):
 class Protocol(HttpToolsProtocol):
     """Puts ``peer`` (unix sockets only), ``abort`` and ``wire`` into the state of every request.
 
-    ``wire`` is how somebody else gets to read a body, or send one, on the connection itself.
+    ``wire`` lets another process read a body, or send one, on the socket itself.
     """
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Ours alone: the dictionary handed to us is shared by all connections.
+        # A copy of our own: all connections share the dictionary that uvicorn passes.
         self.app_state = {**self.app_state, "abort": self.cut}
         if transport.get_extra_info("sslcontext") is None:
             self.app_state["wire"] = self
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family == socket.AF_UNIX:
             self.app_state["peer"] = _peer(sock)
+        else:
+            self.app_state["known"] = self.known
+            self._meet()
         self._head = 0
         self._declined: bytes | None = None
-        """The head of a request that wants to go on in another protocol, without that wish."""
+        """The head of a request that asks for an upgrade we decline, without that header."""
         self._patience: TimerHandle | None = None
         self._expect_head()
 
+    _strangers: ClassVar[dict[Protocol, None]] = {}
+    """Connections without a token in this process, oldest first."""
+
+    def _meet(self) -> None:
+        self._strangers[self] = None
+        if len(self._strangers) > MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            oldest.known()
+            oldest.transport.abort()
+
+    def known(self) -> None:
+        """Stop counting the connection: it has sent a token, or is closed or upgraded."""
+        self._strangers.pop(self, None)
+
+    def handle_websocket_upgrade(self) -> None:
+        self.known()
+        super().handle_websocket_upgrade()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.known()
         self._head_complete()
         super().connection_lost(exc)
 
@@ -78,19 +103,19 @@ class Protocol(HttpToolsProtocol):
     def _head_overdue(self) -> None:
         self._patience = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._expect_head()  # the answer to an earlier request is still being sent
+            self._expect_head()  # the response to an earlier request is still being sent
         else:
             self.transport.close()
 
     def cut(self) -> None:
-        """End the connection, for everybody who holds it."""
+        """Close the connection for every holder of the socket."""
         if not self.transport.is_closing():
             with socket.socket(fileno=os.dup(self.fileno())) as own, suppress(OSError):
                 own.shutdown(socket.SHUT_RDWR)
         self.transport.abort()
 
     def left(self) -> bool:
-        """Whether the client has closed the connection, as far as anybody can know who does not read it."""
+        """Whether the client has disconnected (peeks, does not consume)."""
         if self.transport.is_closing():
             return True
         with socket.socket(fileno=os.dup(self.fileno())) as own:
@@ -106,23 +131,23 @@ class Protocol(HttpToolsProtocol):
         return fd
 
     def lend_body(self) -> int | None:
-        """Read nothing until told so; the connection, unless it is gone. What was read has been delivered."""
+        """Stop reading; return the socket, or ``None`` if closed. Bytes read so far were delivered."""
         if self.transport.is_closing():
             return None
         self.flow.pause_reading()
         return self.fileno()
 
     def body_taken(self) -> None:
-        """Somebody has read the rest of the body: what is on the connection next is another request."""
+        """Note that another process has read the rest of the body: the next bytes are another request."""
         self.parser = httptools.HttpRequestParser(self)
         self.on_message_complete()
         self.flow.resume_reading()
 
     async def flushed(self) -> int | None:
-        """The connection, once all that was sent is on it; ``None`` if it is gone."""
+        """Return the socket once everything sent is on it; ``None`` if it is closed."""
         if self.transport.is_closing():
             return None
-        # Tells us to pause if anything is waiting, and to go on when nothing is.
+        # The transport calls pause if anything is buffered, and resume once nothing is.
         self.transport.set_write_buffer_limits(high=0)
         await self.flow.drain()
         if self.transport.is_closing():
@@ -131,9 +156,9 @@ class Protocol(HttpToolsProtocol):
         return self.fileno()
 
     def body_sent(self, receive: Any) -> None:
-        """Somebody has sent the whole body that was announced to the request which is read by ``receive``.
+        """Mark the response body as sent by another process.
 
-        That is a method of what counts the bytes of its answer. ``self.cycle`` may be a later one.
+        ``receive`` is a method of the request cycle that counts the bytes; ``self.cycle`` may be a later one.
         """
         receive.__self__.expected_content_length = 0
 
@@ -148,8 +173,8 @@ class Protocol(HttpToolsProtocol):
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
             elif self._declined is not None:
-                # The parser takes what follows such a head for the other protocol. It is the body, if the
-                # wish is not granted, and clients may wish for HTTP/2 with whatever they send first.
+                # The parser treats the bytes after such a head as the other protocol. They are the body if
+                # the upgrade is declined, and some clients ask for HTTP/2 in their first request.
                 head, self._declined = self._declined, None
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -204,14 +229,14 @@ class Protocol(HttpToolsProtocol):
 
 
 def _peer(sock: Any) -> Peer:
-    # The loop shows a look-alike without every method of a socket, so ask through a descriptor of our own.
+    # The loop's socket object lacks some methods of a socket, so ask through a descriptor of our own.
     with socket.socket(fileno=os.dup(sock.fileno())) as own:
         raw = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return Peer(*_CREDENTIALS.unpack(raw))
 
 
 class Listener(uvicorn.Server):
-    """One listening socket. Signals are the business of whoever runs it."""
+    """One listening socket. The server process handles signals, not this class."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

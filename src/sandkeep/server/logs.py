@@ -14,8 +14,8 @@ LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 def make_log(style: str = "text", *, level: str = "info", out: TextIO | None = None) -> Callable[..., None]:
-    """A function ``log(message, level="info", **facts)``. An exception among the facts brings its traceback
-    when it is logged as an error."""
+    """Return a function ``log(message, level="info", **facts)``. If it logs an error, an exception among the
+    facts brings its traceback."""
     least = LEVELS[level]
     stream = sys.stderr if out is None else out
 
@@ -41,20 +41,20 @@ def make_log(style: str = "text", *, level: str = "info", out: TextIO | None = N
             stream.write(line + "\n")
             stream.flush()
         except OSError:
-            pass  # a full disk or a closed terminal must not take the server down
+            pass  # a full disk or a closed terminal must not stop the server
 
     return log
 
 
 def _plain(value: Any) -> str:
-    """Quoted where it could be taken for something else: a client must not write lines of our log."""
+    """Quote a value that is ambiguous: a client must not be able to forge lines of our log."""
     text = str(value)
     safe = text.isprintable() and text and not any(char in text for char in ' "=')
     return text if safe else json.dumps(text)
 
 
-class Forward(logging.Handler):
-    """Lines that libraries log, as ours."""
+class LogForwarder(logging.Handler):
+    """Forwards log records of libraries to our log."""
 
     def __init__(self, log: Callable[..., None]) -> None:
         super().__init__(logging.WARNING)

@@ -1,7 +1,7 @@
-"""The table of routes: what the OpenAPI document shows and what requests are matched with.
+"""The table of routes, from which requests are matched and the OpenAPI document is made.
 
-A path is found by its segments. Fixed words win over ``{…}`` at the same place, so ``/v2/sandboxes/drives``
-is never a sandbox called drives.
+A path is matched by its segments. A fixed word has priority over ``{…}`` at the same position, so
+``/v2/sandboxes/drives`` is never a sandbox named drives.
 """
 
 from __future__ import annotations
@@ -11,36 +11,40 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from sandkeep.server.http import Reply, Streaming
-from sandkeep.wire.openapi import Route
+from sandkeep.server.http import Reply, StreamingReply
+from sandkeep.wire.openapi import DocumentedRoute
 
 if TYPE_CHECKING:
-    from sandkeep.server.app import Call
+    from sandkeep.server.app import RequestContext
 
-Handler = Callable[["Call"], Awaitable[Reply | Streaming]]
+Handler = Callable[["RequestContext"], Awaitable[Reply | StreamingReply]]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A route and what answers it."""
+    """A route and its handler."""
 
-    route: Route
+    route: DocumentedRoute
     handler: Handler
+    uses_session: bool = True
+    """Whether a request whose path names a session counts as activity of the session."""
 
     @property
     def changes(self) -> bool:
-        """Whether something may have happened when it fails."""
+        """Whether a failed request may have changed something."""
         return self.route.method not in ("GET", "HEAD")
 
 
 class Table:
-    """Collects endpoints; a module of routes has one and decorates its handlers with it."""
+    """Collects endpoints; each module of routes has one and decorates its handlers with it."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
         self.endpoints: list[Endpoint] = []
 
-    def route(self, method: str, *paths: str, **described: Any) -> Callable[[Handler], Handler]:
+    def route(
+        self, method: str, *paths: str, uses_session: bool = True, **described: Any
+    ) -> Callable[[Handler], Handler]:
         """Answer ``method`` on each path with the decorated handler, named after it in the document."""
 
         if "request" in described:
@@ -49,8 +53,8 @@ class Table:
         def register(handler: Handler) -> Handler:
             for index, path in enumerate(paths):
                 name = handler.__name__ if index == 0 else f"{handler.__name__}_{index + 1}"
-                route = Route(method=method, path=path, operation=name, tag=self.tag, **described)
-                self.endpoints.append(Endpoint(route, handler))
+                route = DocumentedRoute(method=method, path=path, operation=name, tag=self.tag, **described)
+                self.endpoints.append(Endpoint(route, handler, uses_session))
             return handler
 
         return register
@@ -83,11 +87,11 @@ class Router:
             else:
                 node = node.words.setdefault(segment, _Node())
         if endpoint.route.method in node.methods:
-            raise ValueError(f"{endpoint.route.method} {endpoint.route.path} is there twice")
+            raise ValueError(f"{endpoint.route.method} {endpoint.route.path} is registered twice")
         node.methods[endpoint.route.method] = endpoint
 
     def find(self, path: str) -> tuple[dict[str, Endpoint], dict[str, str]] | None:
-        """The endpoints at a (still percent-encoded) path by method, and the values of its variables."""
+        """Return the endpoints at a (still percent-encoded) path by method, and its variables."""
         node = self._root
         values: dict[str, str] = {}
         for segment in path.removeprefix("/").removesuffix("/").split("/"):

@@ -1,8 +1,10 @@
 """Interactive sessions: a process on a terminal, over a WebSocket.
 
-Whoever may run something in a session can have a ticket: a token that opens one connection, once, soon. The
-connection has no other credentials. Output goes out as binary frames, the exit as the last text frame. When
-the client goes away the terminal is hung up; nobody can attach to it again.
+A caller that may run processes in a session can get a ticket: a token that opens one connection, once, soon.
+The connection needs no other credentials. Output is sent as binary frames, the exit as the last text frame;
+so is the reason if nothing can be started. When the client disconnects, the terminal is hung up; no client
+can attach to it again. While it is open the server extends the session's timeout, if the ticket asks for
+that.
 """
 
 from __future__ import annotations
@@ -19,16 +21,17 @@ from sandkeep.engine.context import ACTOR
 from sandkeep.engine.engine import Engine
 from sandkeep.errors import (
     ExecutableNotFound,
-    ExecutableRefused,
     NotFound,
     SandkeepError,
     StdinStalled,
     StdinUnavailable,
+    TimeoutInvalid,
 )
 from sandkeep.server.auth import Auth
-from sandkeep.server.http import Receive, Scope, Send
+from sandkeep.server.http import Receive, Scope, Send, new_request_id
+from sandkeep.shared import clock
+from sandkeep.shared.outputlog import Chunk
 from sandkeep.store.rows import Process, ProcessKind, ProcessStatus
-from sandkeep.supervisor.outputlog import Chunk
 from sandkeep.wire.terminal import (
     MAX_FRAME,
     NOT_EXECUTABLE,
@@ -43,7 +46,11 @@ PATH: Final = "/v2/interactive/"
 TICKET_SECONDS: Final = 300.0
 HANG_UP_SECONDS: Final = 5.0
 STALLED_SECONDS: Final = 30.0
-"""How long keystrokes wait for a process that reads none."""
+"""How long keystrokes wait for a process that does not read."""
+LITTLE_SECONDS: Final = 120
+EXTENSION_SECONDS: Final = 300
+LOOK_SECONDS: Final = 30.0
+"""Interval at which the deadline is read again, because other requests may move it."""
 _MOST_TICKETS: Final = 10_000
 
 _UNEXPECTED, _REFUSED, _GOING_AWAY = 1011, 1008, 1001
@@ -56,6 +63,7 @@ class _Ticket(NamedTuple):
     until: float
     actor: str | None
     token: str | None
+    extend: bool
 
 
 class Terminals:
@@ -67,18 +75,21 @@ class Terminals:
         self._open: set[asyncio.Task[Any]] = set()
         self._hang_ups: set[asyncio.Task[None]] = set()
 
-    def issue(self, project: str, session: str, user: str | None, *, token: str | None) -> str:
-        """A ticket for one terminal of a session, used by one of its users.
+    def issue(
+        self, project: str, session: str, user: str | None, *, token: str | None, extend: bool = False
+    ) -> str:
+        """Return a ticket for one terminal of a session, for one of its users.
 
-        It, and the terminal, last no longer than the ``token`` they were had with.
+        The ticket and the terminal become invalid with the ``token`` that they were requested with.
         """
         now = asyncio.get_running_loop().time()
         for ticket, issued in list(self._tickets.items()):
             if issued.until > now and len(self._tickets) < _MOST_TICKETS:
-                break  # they are in the order they were issued
+                break  # sorted by the time they were issued
             del self._tickets[ticket]
         ticket = secrets.token_urlsafe(32)
-        self._tickets[ticket] = _Ticket(project, session, user, now + TICKET_SECONDS, ACTOR.get(), token)
+        until = now + TICKET_SECONDS
+        self._tickets[ticket] = _Ticket(project, session, user, until, ACTOR.get(), token, extend)
         return ticket
 
     def _redeem(self, scope: Scope) -> _Ticket | None:
@@ -94,10 +105,18 @@ class Terminals:
         return found
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection, from the handshake to its end."""
+        """Serve one connection, from the handshake to its end."""
         await receive()
         redeemed = self._redeem(scope)
         if redeemed is None:
+            self._log(
+                "request",
+                request=new_request_id(),
+                method="GET",
+                path=scope["path"],
+                status=403,
+                reason="the ticket for the terminal is unknown, used or expired, or its token is invalid",
+            )
             await send({"type": "websocket.close", "code": _REFUSED})
             return
         ACTOR.set(redeemed.actor)
@@ -106,37 +125,37 @@ class Terminals:
         assert task is not None
         self._open.add(task)
         try:
-            with self._auth.while_accepted(redeemed.token, task.cancel):
+            attached = self._engine.activity.attached(redeemed.session)
+            with attached, self._auth.while_accepted(redeemed.token, task.cancel):
                 await self._session(redeemed, receive, send)
         except asyncio.CancelledError:
             task.uncancel()
             revoked = redeemed.token is not None and not self._auth.accepts(redeemed.token)
             await send({"type": "websocket.close", "code": _REFUSED if revoked else _GOING_AWAY})
         except SandkeepError as error:
-            # A close frame has room for 123 bytes.
+            # A close frame holds at most 123 bytes.
             reason = error.message.encode()[:120].decode(errors="ignore")
-            await send({"type": "websocket.close", "code": _code(error), "reason": reason})
+            await send({"type": "websocket.close", "code": _UNEXPECTED, "reason": reason})
         finally:
             self._open.discard(task)
 
     async def _session(self, ticket: _Ticket, receive: Receive, send: Send) -> None:
         start = await _read_start(receive)
         if start is None:
-            await send({"type": "websocket.close", "code": _REFUSED, "reason": "start comes first"})
+            await send({"type": "websocket.close", "code": _REFUSED, "reason": "start must come first"})
             return
-        process = await self._engine.processes.start(
-            ticket.project,
-            ticket.session,
-            user=ticket.user,
-            command=start.command,
-            args=start.args,
-            cwd=start.cwd,
-            env=start.environment(),
-            pty=(start.rows, start.cols),
-            kind=ProcessKind.INTERACTIVE,
-        )
+        try:
+            process = await self._engine.processes.start(
+                ticket.project, ticket.session, start.options(ticket.user), kind=ProcessKind.INTERACTIVE
+            )
+        except SandkeepError as error:
+            await _not_started(error, send, printed=not start.reads_errors)
+            return
         showing = asyncio.create_task(self._show(process, send), name=f"show {process.id}")
         hearing = asyncio.create_task(self._hear(process, receive), name=f"hear {process.id}")
+        tasks = [showing, hearing]
+        if ticket.extend:
+            tasks.append(asyncio.create_task(self._extend(ticket), name=f"extend {process.id}"))
         try:
             await asyncio.wait((showing, hearing), return_when=asyncio.FIRST_COMPLETED)
             if showing.done():
@@ -144,28 +163,45 @@ class Terminals:
             elif hearing.done():
                 hearing.result()
         finally:
-            for task in (showing, hearing):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(showing, hearing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._hang_up(process)
+
+    async def _extend(self, ticket: _Ticket) -> None:
+        """Extend the session's time limit whenever little is left."""
+        while True:
+            session = self._engine.sessions.get(ticket.project, ticket.session)
+            if session.deadline_ms is None:
+                return
+            left = (session.deadline_ms - clock.wall_ms()) / 1000
+            if left < LITTLE_SECONDS:
+                try:
+                    await self._engine.sessions.extend(
+                        ticket.project, ticket.session, by_ms=EXTENSION_SECONDS * 1000
+                    )
+                    continue
+                except TimeoutInvalid:
+                    return  # the longest lifetime of a session is reached
+            await asyncio.sleep(min(max(left - LITTLE_SECONDS, 1.0), LOOK_SECONDS))
 
     async def _show(self, process: Process, send: Send) -> None:
         where = (process.project, process.session, process.id)
         async for item in self._engine.processes.output(*where):
             if isinstance(item, Chunk):
                 for start in range(0, len(item.data), MAX_FRAME):
-                    piece = item.data[start : start + MAX_FRAME]
-                    await send({"type": "websocket.send", "bytes": piece})
+                    chunk = item.data[start : start + MAX_FRAME]
+                    await send({"type": "websocket.send", "bytes": chunk})
         ended = await self._engine.processes.wait(*where)
         code = ended.exit_code if ended.exit_code is not None else 128 + signal.SIGKILL
         await send({"type": "websocket.send", "text": exit_message(code)})
         await send({"type": "websocket.close", "code": 1000})
 
     async def _hear(self, process: Process, receive: Receive) -> None:
-        """Keystrokes and sizes, until the client goes away.
+        """Pass on keystrokes and sizes until the client disconnects.
 
-        That has to be heard also while the process reads nothing, and can only be heard by reading on. So
-        a client that types is made to wait for a while, and then what it types is lost.
+        A disconnect must be noticed even while the process reads nothing, and only reading notices it. So a
+        client that types waits for a while, and after that its keystrokes are lost.
         """
         where = (process.project, process.session, process.id)
         typing: asyncio.Task[None] | None = None
@@ -197,7 +233,7 @@ class Terminals:
         try:
             await self._engine.processes.write_stdin(*where, keys)
         except (NotFound, StdinUnavailable, StdinStalled):
-            pass  # it has ended, which the other task tells; or it does not read, as nobody does
+            pass  # it has ended, which the other task reports; or it does not read its input
 
     def _hang_up(self, process: Process) -> None:
         found = self._engine.processes.get(process.project, process.session, process.id)
@@ -232,7 +268,11 @@ async def _read_start(receive: Receive) -> Start | None:
     return start if isinstance(start, Start) else None
 
 
-def _code(error: SandkeepError) -> int:
-    if isinstance(error, ExecutableNotFound):
-        return NOT_FOUND
-    return NOT_EXECUTABLE if isinstance(error, ExecutableRefused) else _UNEXPECTED
+async def _not_started(error: SandkeepError, send: Send, *, printed: bool) -> None:
+    """Report the error as a shell would: clients show output and use the exit code, and nothing else."""
+    text = f"{error.message}\n{error.hint}\n" if error.hint else f"{error.message}\n"
+    code = NOT_FOUND if isinstance(error, ExecutableNotFound) else NOT_EXECUTABLE
+    if printed:
+        await send({"type": "websocket.send", "bytes": text.replace("\n", "\r\n").encode()})
+    await send({"type": "websocket.send", "text": exit_message(code, error)})
+    await send({"type": "websocket.close", "code": 1000})

@@ -1,4 +1,4 @@
-"""How structs of this package are spelled, decoded and encoded."""
+"""Naming, decoding and encoding of this package's structs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import msgspec
 from msgspec import Meta, UnsetType
 
-from sandkeep.types import refuse
+from sandkeep.checks import refuse
 
 MAX_SAFE = 2**53 - 1
-"""The largest integer every JSON reader keeps exact."""
+"""The largest integer that every JSON parser keeps exact."""
 
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_SAFE)]
 Count = Annotated[int, Meta(ge=0, le=MAX_SAFE)]
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Body(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """Something a client sends. An absent field is ``UNSET``, so that it can be told from ``null``."""
+    """Something a client sends. An absent field is ``UNSET``, to distinguish it from ``null``."""
 
 
 class Object(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
@@ -30,12 +30,12 @@ class Object(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 def known(**values: Any) -> dict[str, Any]:
-    """The values that are not ``None``: keyword arguments for an object whose other fields are left out."""
+    """Return the values that are not ``None``: keyword arguments for an object that omits the others."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def given(value: T | UnsetType, default: T) -> T:
-    """A field's value, or what it means when the client did not send it."""
+    """Return a field's value, or ``default`` if the client did not send it."""
     return default if isinstance(value, UnsetType) else value
 
 
@@ -44,10 +44,10 @@ _MAKING = threading.Lock()
 
 
 def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """What reads JSON as ``kind``, made once.
+    """Return the decoder for ``kind``, made once.
 
-    One at a time: msgspec looks into a type when it first needs it, and threads that make it do so at the
-    same moment crash the interpreter.
+    Only one thread at a time makes decoders: msgspec inspects a type when it first needs it, and threads that
+    make it do so at the same moment crash the interpreter.
     """
     found = _DECODERS.get(kind)
     if found is None:
@@ -57,13 +57,13 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def parse(kind: type[T], data: bytes | bytearray | memoryview) -> T:
-    """JSON as ``kind``. ``\\udcXX`` in it stands for a byte that is no text, as in names of files."""
+    """Parse JSON as ``kind``. ``\\udcXX`` in it stands for a byte that is not UTF-8, as in file names."""
     try:
         return decoder(kind).decode(data)
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
-        # msgspec knows whole surrogate pairs only.
+        # msgspec accepts only complete surrogate pairs.
         if b"\\ud" not in bytes(data).lower():
             raise
         import json
@@ -72,14 +72,14 @@ def parse(kind: type[T], data: bytes | bytearray | memoryview) -> T:
             found = json.loads(bytes(data))
             json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
         except (ValueError, RecursionError):
-            pass  # broken in other ways, or halves of pairs that stand for nothing
+            pass  # invalid in another way, or lone surrogates that stand for no byte
         else:
             return msgspec.convert(found, kind)
         raise
 
 
 def decode(kind: type[T], data: bytes | bytearray | memoryview) -> T:
-    """A request body. None at all is an empty object: clients send ``stop`` and ``snapshot`` that way.
+    """Decode a request body. No body is an empty object: clients send ``stop`` and ``snapshot`` that way.
 
     Raises:
         InvalidRequest: with the path of the field in the client's own spelling.
@@ -91,11 +91,11 @@ def decode(kind: type[T], data: bytes | bytearray | memoryview) -> T:
     except msgspec.ValidationError as error:
         _refuse_validation(error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        refuse("", f"the body is not JSON: {error}")
+        refuse("", f"the request body is not valid JSON: {error}")
 
 
 def convert(kind: type[T], parameters: dict[str, str]) -> T:
-    """The parameters of a query string, each read as its field's type."""
+    """Decode a query string, each parameter as its field's type."""
     try:
         return msgspec.convert(parameters, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -103,11 +103,11 @@ def convert(kind: type[T], parameters: dict[str, str]) -> T:
 
 
 def encode(value: Any, *, other: Callable[[Any], Any] | None = None) -> bytes:
-    """JSON. What ``os.fsdecode`` makes of bytes that are no text is written as ``\\udcXX``.
+    """Return JSON. What ``os.fsdecode`` makes of bytes that are not UTF-8 is written as ``\\udcXX``.
 
     Args:
         value: what to write.
-        other: turns what JSON has no way to write into something it has.
+        other: converts a value that JSON cannot represent.
     """
     try:
         return msgspec.json.encode(value, enc_hook=other)

@@ -1,53 +1,65 @@
-"""What requests carry, and the values they mean.
+"""Request bodies, and the values they stand for.
 
-Bodies that configure a sandbox turn into keyword arguments of :class:`~sandkeep.types.SandboxSpec`:
+Bodies that configure a sandbox turn into keyword arguments of :class:`~sandkeep.spec.SandboxSpec`:
 ``create`` builds a spec from them, ``fork`` and ``update`` give them to ``dataclasses.replace``. A field the
 client did not send is not among them, so it is inherited or left unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from sandkeep.types import (
+from sandkeep.checks import byte_length, check_name, refuse, within
+from sandkeep.errors import InvalidRequest
+from sandkeep.spec import (
+    DEFAULT_REGION,
+    OPTIONS,
     GitSource,
     Mount,
-    MountMode,
+    Option,
     Resources,
     SandboxSpec,
     SnapshotRetention,
     SnapshotSource,
     Source,
     TarballSource,
-    byte_length,
     check_env,
-    check_name,
-    refuse,
-    within,
+    check_together,
 )
+from sandkeep.states import MountMode, Paths
 from sandkeep.wire.base import MAX_SAFE, Body, Count, Milliseconds, Whole, given
+from sandkeep.wire.objects import SandboxSettings
+from sandkeep.wire.paths import ReadBody, check_path
 from sandkeep.wire.policies import PolicyBody
 
+if TYPE_CHECKING:
+    from sandkeep.process_options import ProcessOptions
+
 LEGACY_RUNTIME = "node24"
-"""What the older create route means when it names neither a runtime nor an image."""
+"""The runtime that the older create route uses if neither a runtime nor an image is given."""
 
 MAX_ARGUMENT = 131_071
-"""Bytes of one argument: the kernel takes 128 KiB, the terminating NUL included."""
-MAX_ARGUMENTS = 1 << 20
-"""Bytes of all arguments together."""
-MAX_PATH = 4095
+"""Bytes of one argument: the kernel accepts 128 KiB, including the terminating NUL."""
+MAX_ARGUMENTS = 6 << 20
+"""Bytes of all arguments together: the kernel accepts no more, however large a stack may be. With the usual
+limit of 8 MiB for a stack it accepts 2 MiB, variables included; init reports what it refuses."""
+_POINTER = 8
+"""Bytes that the kernel counts for each argument besides its text and the terminating NUL."""
 
 
 class ResourcesBody(Body, kw_only=True, frozen=True):
     vcpus: Whole | UnsetType = UNSET
     memory: Whole | UnsetType = UNSET
+    exact: bool = False
+    """Refuse what the host can neither enforce nor watch; official clients do not know it, and always send
+    processors and memory, which for them are best effort."""
 
-    def resources(self) -> Resources:
-        return Resources(given(self.vcpus, None), given(self.memory, None))
+    def value(self) -> Resources:
+        return Resources(given(self.vcpus, None), given(self.memory, None), exact=self.exact)
 
 
 class RetentionBody(Body, kw_only=True, frozen=True):
@@ -55,7 +67,7 @@ class RetentionBody(Body, kw_only=True, frozen=True):
     expiration: Milliseconds | UnsetType = UNSET
     delete_evicted: bool = True
 
-    def retention(self) -> SnapshotRetention:
+    def value(self) -> SnapshotRetention:
         expiration = None if isinstance(self.expiration, UnsetType) else _duration(self.expiration)
         return SnapshotRetention(self.count, expiration, self.delete_evicted)
 
@@ -72,7 +84,7 @@ class GitSourceBody(Body, tag_field="type", tag="git", kw_only=True, frozen=True
     username: str | UnsetType = UNSET
     password: str | UnsetType = UNSET
 
-    def source(self) -> Source:
+    def value(self) -> Source:
         return GitSource(
             self.url,
             depth=given(self.depth, None),
@@ -85,41 +97,36 @@ class GitSourceBody(Body, tag_field="type", tag="git", kw_only=True, frozen=True
 class TarballSourceBody(Body, tag_field="type", tag="tarball", kw_only=True, frozen=True):
     url: str
 
-    def source(self) -> Source:
+    def value(self) -> Source:
         return TarballSource(self.url)
 
 
 class SnapshotSourceBody(Body, tag_field="type", tag="snapshot", kw_only=True, frozen=True):
     snapshot_id: str
 
-    def source(self) -> Source:
+    def value(self) -> Source:
         return SnapshotSource(self.snapshot_id)
 
 
-class _Configuration(Body, kw_only=True, frozen=True):
-    """What create, fork and update have in common."""
+class _Configuration(SandboxSettings, Body, kw_only=True, frozen=True):
+    """The common part of create, fork and update: options whose requests differ from what responses show."""
 
     ports: list[Whole] | UnsetType = UNSET
-    timeout: Milliseconds | UnsetType = UNSET
     resources: ResourcesBody | UnsetType = UNSET
     persistent: bool | UnsetType = UNSET
     network_policy: PolicyBody | UnsetType = UNSET
     env: dict[str, str] | UnsetType = UNSET
-    tags: dict[str, str] | UnsetType = UNSET
     mounts: dict[str, MountBody] | UnsetType = UNSET
-    snapshot_expiration: Milliseconds | UnsetType = UNSET
-    region: str | UnsetType = UNSET
-    failover_regions: list[str] | UnsetType = UNSET
 
     def changes(self) -> dict[str, Any]:
-        """The fields that were sent, as arguments for a :class:`SandboxSpec`."""
+        """Return the fields that were sent, as arguments for a :class:`SandboxSpec`."""
         found: dict[str, Any] = {}
-        for name, read in _READERS.items():
-            value = getattr(self, name, UNSET)
+        for name, option in OPTIONS.items():
+            value = UNSET if option.body is None else getattr(self, option.body, UNSET)
             if value is not UNSET:
-                target = "retention" if name == "keep_last_snapshots" else name
-                with within(target):
-                    found[target] = read(value)
+                with within(name):
+                    found[name] = _read(option, value)
+        check_together(found)
         return found
 
 
@@ -135,21 +142,36 @@ class CreateBody(_NewSandbox, kw_only=True, frozen=True):
     project_id: str
     source: GitSourceBody | TarballSourceBody | SnapshotSourceBody | UnsetType = UNSET
     runtime: str | UnsetType = UNSET
+    paths: Paths | UnsetType = UNSET
+    """Whose conventions for home and working directory; official clients omit it, and get their vendor's."""
 
     def spec(self, *, legacy: bool = False) -> SandboxSpec:
-        """What to create. ``legacy``: by the older route, which means a runtime unless an image is named."""
+        """Return what to create. ``legacy``: the older route, with a runtime unless an image is given."""
         changes = self.changes()
         from_snapshot = isinstance(changes.get("source"), SnapshotSource)
         if legacy and not from_snapshot and not {"runtime", "image"} & changes.keys():
             changes["runtime"] = LEGACY_RUNTIME
+        if "region" not in changes and "failover_regions" in changes:
+            # Without a region the client need not know the default one, which is not a failover of itself.
+            others = tuple(name for name in changes["failover_regions"] if name != DEFAULT_REGION)
+            changes["failover_regions"] = others
         return SandboxSpec(**changes)
 
 
+_NOT_INHERITED = {
+    name: getattr(SandboxSpec(), name) for name, option in OPTIONS.items() if not option.inherited
+}
+"""What a fork has instead, unless it is sent."""
+
+
 class ForkBody(_NewSandbox, kw_only=True, frozen=True):
-    """Everything sent replaces what would be inherited; mounts never are."""
+    """Fields that were sent replace inherited ones; mounts are never inherited."""
+
+    live: bool = False
+    """Start from the running session's present files, by a checkpoint; official clients omit it."""
 
     def changes(self) -> dict[str, Any]:
-        return {"mounts": {}, "interactive": False, "name": None, **super().changes()}
+        return {**_NOT_INHERITED, **super().changes()}
 
 
 class UpdateBody(_Configuration, kw_only=True, frozen=True):
@@ -157,22 +179,27 @@ class UpdateBody(_Configuration, kw_only=True, frozen=True):
     network_id: str | UnsetType | None = UNSET
     keep_last_snapshots: RetentionBody | UnsetType | None = UNSET
     current_snapshot_id: str | UnsetType = UNSET
-    """Not part of the configuration: where the next session starts."""
+    """Not part of the configuration: the snapshot that the next session starts from."""
 
 
 class RunBody(Body, kw_only=True, frozen=True):
     command: str
     args: list[str] = field(default_factory=list)
     cwd: str | UnsetType = UNSET
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str | None] = field(default_factory=dict)
+    """Null removes a variable of the sandbox; official clients send text only."""
     sudo: bool = False
     user: str | UnsetType = UNSET
-    """An account of the sandbox to run as; official clients do not know it."""
+    """The account to run as; official clients omit it."""
     wait: bool = False
     logs: bool = False
-    """Only with ``wait``: put the output into the answer."""
+    """Only with ``wait``: put the output into the response."""
     timeout: Annotated[int, Meta(ge=1, le=MAX_SAFE)] | UnsetType = UNSET
+    grace: Milliseconds | UnsetType = UNSET
+    """Milliseconds between SIGTERM and SIGKILL at the timeout; without it SIGKILL is sent at once."""
     attach_stdin: bool = False
+    stderr: Literal["stdout"] | UnsetType = UNSET
+    """Put standard error into the pipe of standard output; official clients omit it."""
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -180,32 +207,36 @@ class RunBody(Body, kw_only=True, frozen=True):
         _check_argument("command", self.command)
         total = len(self.command)
         for index, argument in enumerate(self.args):
-            total += _check_argument(f"args[{index}]", argument)
+            total += _check_argument(f"args[{index}]", argument) + 1 + _POINTER
         if total > MAX_ARGUMENTS:
-            refuse("args", f"must be at most {MAX_ARGUMENTS} bytes in all")
-        check_env(self.env)
-        _check_path("cwd", self.cwd)
+            _refuse_size("args", f"must be at most {MAX_ARGUMENTS} bytes in total, not {total}")
+        check_env(self.env, removal=True)
+        check_path("cwd", self.cwd)
+
+    def options(self) -> ProcessOptions:
+        """Return what to run."""
+        from sandkeep.process_options import PROCESS_OPTIONS, ProcessOptions  # which clients do without
+
+        found = {
+            name: getattr(self, option.body)
+            for name, option in PROCESS_OPTIONS.items()
+            if option.body is not None and getattr(self, option.body) is not UNSET
+        }
+        return ProcessOptions(**found)
 
 
 class StdinBody(Body, kw_only=True, frozen=True):
     data: bytes = b""
     """Base64 on the wire."""
     offset: Count | UnsetType = UNSET
-    """Where in the stream ``data`` begins, so that what arrived before is not written again."""
+    """Offset of ``data`` in the stream, so that bytes which arrived before are not written again."""
     close: bool = False
 
 
 class KillBody(Body, kw_only=True, frozen=True):
     signal: Annotated[int, Meta(ge=1, le=64)]
-
-
-class ReadBody(Body, kw_only=True, frozen=True):
-    path: str
-    cwd: str | UnsetType = UNSET
-
-    def __post_init__(self) -> None:
-        _check_path("path", self.path)
-        _check_path("cwd", self.cwd)
+    grace: Milliseconds | UnsetType = UNSET
+    """Milliseconds after which SIGKILL follows, for the process and every descendant that is left."""
 
 
 class MkdirBody(ReadBody, kw_only=True, frozen=True):
@@ -245,38 +276,27 @@ def _duration(value: int) -> timedelta:
         refuse("", "is too long")
 
 
-def _mounts(bodies: dict[str, MountBody]) -> dict[str, Mount]:
-    mounts = {}
-    for path, body in bodies.items():
-        with within(f'["{path}"]'):
-            mounts[path] = Mount(body.drive, body.mode)
-    return mounts
+def _read(option: Option, value: Any) -> Any:
+    """Return what a field of a body means, as a field of :class:`SandboxSpec`."""
+    if option.milliseconds:
+        return None if option.zero_is_none and value == 0 else _duration(value)
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, dict):
+        return {
+            key: _mount(key, item) if isinstance(item, MountBody) else item for key, item in value.items()
+        }
+    if isinstance(value, PolicyBody):
+        return value.policy()
+    return value.value() if isinstance(value, _VALUES) else value
 
 
-def _same(value: Any) -> Any:
-    return value
+_VALUES = (ResourcesBody, RetentionBody, GitSourceBody, TarballSourceBody, SnapshotSourceBody)
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "name": _same,
-    "source": lambda body: body.source(),
-    "image": _same,
-    "runtime": _same,
-    "ports": tuple,
-    "timeout": _duration,
-    "resources": lambda body: body.resources(),
-    "persistent": _same,
-    "network_policy": lambda body: body.policy(),
-    "network_id": _same,
-    "env": _same,
-    "tags": _same,
-    "mounts": _mounts,
-    "snapshot_expiration": _duration,
-    "keep_last_snapshots": lambda body: None if body is None else body.retention(),
-    "region": _same,
-    "failover_regions": tuple,
-    "interactive": _same,
-}
+def _mount(path: str, body: MountBody) -> Mount:
+    with within(f'["{path}"]'):
+        return Mount(body.drive, body.mode)
 
 
 def _check_argument(field_path: str, value: str) -> int:
@@ -284,16 +304,10 @@ def _check_argument(field_path: str, value: str) -> int:
         refuse(field_path, "must not contain a NUL character")
     size = byte_length(field_path, value)
     if size > MAX_ARGUMENT:
-        refuse(field_path, f"must be at most {MAX_ARGUMENT} bytes")
+        _refuse_size(field_path, f"must be at most {MAX_ARGUMENT} bytes, not {size}")
     return size
 
 
-def _check_path(field_path: str, path: str | UnsetType) -> None:
-    if isinstance(path, UnsetType):
-        return
-    if not path:
-        refuse(field_path, "must not be empty")
-    if "\0" in path:
-        refuse(field_path, "must not contain a NUL character")
-    if byte_length(field_path, path) > MAX_PATH:
-        refuse(field_path, f"must be at most {MAX_PATH} bytes")
+def _refuse_size(field_path: str, problem: str) -> NoReturn:
+    """Refuse what the kernel would refuse, with its error number."""
+    raise InvalidRequest(f"{field_path}: {problem}", field=field_path, problem=problem, errno=errno.E2BIG)

@@ -1,17 +1,16 @@
-"""Errors on the wire: one envelope, a closed table of codes, and where each error of the program falls in it.
+"""Errors on the wire: one envelope, a closed table of codes, and the code of every error of the program.
 
 ::
 
     {"error": {"code": "sandbox_stopped", "message": "…", "kind": "session_stopped", "details": {…}}}
 
-``code`` is what clients act on; its status is fixed by :data:`STATUS`. ``kind`` is the program's own, finer
-name for the error, from which :func:`exception` rebuilds it on the other side. No error that can follow a
-side effect has a status of 500 or more, since clients repeat requests that fail that way.
+Clients act on ``code``; :data:`STATUS` fixes its status. ``kind`` is the program's own, finer name of the
+error, from which :func:`exception` rebuilds it in the client. No error that can follow a side effect has a
+status of 500 or more, since clients repeat requests that fail that way.
 """
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
@@ -85,7 +84,7 @@ _CODES: dict[type[SandkeepError], str] = {
     errors.StreamClosed: "sandbox_stream_closed",
     errors.InternalError: "internal_error",
 }
-"""By class; one that is not here has the code of its nearest ancestor."""
+"""Codes by class; a class that is not listed has the code of its nearest ancestor."""
 
 _KINDS = {
     "unauthorized": errors.Unauthenticated,
@@ -100,7 +99,7 @@ _KINDS = {
     "bad_request": errors.InvalidRequest,
     "internal_error": errors.InternalError,
 }
-"""For an answer without a ``kind``: from another server, or from something in between."""
+"""For a response without a ``kind``: from another server, or from a proxy."""
 
 _RENAMED = {
     "domains": "allow",
@@ -120,15 +119,15 @@ class ErrorObject(Object, kw_only=True, frozen=True):
     hint: str | UnsetType = UNSET
     details: dict[str, Any] | UnsetType = UNSET
     bytes_written: int | UnsetType = UNSET
-    """How much of the input of a stalled process has arrived."""
+    """How much of the input to a stalled process has arrived."""
 
 
 class ErrorBody(Object, kw_only=True, frozen=True):
     error: ErrorObject
 
 
-class Answer(NamedTuple):
-    """A failed request: what the server sends."""
+class ErrorResponse(NamedTuple):
+    """The response to a failed request."""
 
     status: int
     body: bytes
@@ -136,28 +135,29 @@ class Answer(NamedTuple):
 
 
 def classify(error: BaseException) -> tuple[int, str]:
-    """The status and code of an error."""
+    """Return the status and code of an error."""
     code = "internal_error"
     for kind in type(error).__mro__:
         if kind in _CODES:
             code = _CODES[kind]
             break
     if isinstance(error, errors.PathNotFound) and error.details.get("operation") == "mkdir":
-        # A missing parent; "not_found" is how a missing file is told to a reader.
+        # A missing parent; clients take "not_found" for a missing file.
         code = "path_not_found"
     return STATUS[code], code
 
 
-def answer(error: BaseException) -> Answer:
-    """The response to a request that failed; nothing of an unexpected error shows in it."""
+def error_response(error: BaseException) -> ErrorResponse:
+    """Return the response to a request that failed; it shows nothing of an unexpected error."""
     status, code = classify(error)
     headers: dict[str, str] = {}
     if not isinstance(error, SandkeepError):
         shown = ErrorObject(code=code, message="The server failed unexpectedly; its log has the cause.")
-        return Answer(status, encode(ErrorBody(error=shown)), headers)
+        return ErrorResponse(status, encode(ErrorBody(error=shown)), headers)
     details = dict(error.details)
     message = error.message
-    if isinstance(error, errors.InvalidRequest) and details.get("field"):
+    named = errors.InvalidRequest, errors.ConfigurationDiffers
+    if isinstance(error, named) and details.get("field"):
         details["field"] = spelled(details["field"])
         message = f"{details['field']}: {details.get('problem', message)}"
     if isinstance(error, errors.RateLimited) and "retry_after" in details:
@@ -170,22 +170,24 @@ def answer(error: BaseException) -> Answer:
         details=details or UNSET,
         bytes_written=details.get("bytes_written", UNSET),
     )
-    return Answer(status, encode(ErrorBody(error=shown), other=str), headers)
+    return ErrorResponse(status, encode(ErrorBody(error=shown), other=str), headers)
 
 
-def plain(code: str, message: str) -> Answer:
-    """An answer no error of the program stands for, such as a route that does not exist."""
+def plain(code: str, message: str) -> ErrorResponse:
+    """Return a response for a failure without an error class, such as a route that does not exist."""
     shown = ErrorObject(code=code, message=message)
-    return Answer(STATUS[code], encode(ErrorBody(error=shown)), {})
+    return ErrorResponse(STATUS[code], encode(ErrorBody(error=shown)), {})
 
 
 def exception(status: int, body: bytes) -> SandkeepError:
-    """The error a server answered with."""
+    """Return the error of a server's response."""
     try:
         shown = parse(ErrorBody, body).error
     except (msgspec.DecodeError, UnicodeDecodeError):
+        from http import HTTPStatus
+
         phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "unknown status"
-        return errors.TransportError(f"the server answered {status} ({phrase})", status=status)
+        return errors.TransportError(f"the server responded with {status} ({phrase})", status=status)
     details = {} if isinstance(shown.details, UnsetType) else shown.details
     hint = None if isinstance(shown.hint, UnsetType) else shown.hint
     if not isinstance(shown.kind, UnsetType):
@@ -197,9 +199,9 @@ def exception(status: int, body: bytes) -> SandkeepError:
 
 
 def spelled(field_path: str) -> str:
-    """A field's path as clients write it: ``network_policy.domains["x"]`` is ``networkPolicy.allow["x"]``."""
+    """Spell a field's path as clients do: ``network_policy.domains["x"]`` is ``networkPolicy.allow["x"]``."""
     out: list[str] = []
-    # What is quoted is the client's own text already.
+    # Quoted parts are the client's own text already.
     for index, part in enumerate(field_path.split('"')):
         out.append(part if index % 2 else ".".join(_spelled_name(name) for name in part.split(".")))
     return '"'.join(out).replace("forwardURL.url", "forwardURL")

@@ -1,4 +1,4 @@
-"""The layout of output frames: a process's output, byte for byte, with what belongs between the bytes.
+"""The layout of output frames: a process's output, byte for byte, and records between the bytes.
 
 A frame is a header and as many bytes as its length says. Offsets count the bytes of both streams.
 """
@@ -10,17 +10,19 @@ from typing import Final
 
 CONTENT_TYPE: Final = "application/x-sandkeep-output"
 HEADER: Final = Struct("<IB3xQQ")
-"""Length of what follows, kind, time in µs, offset."""
+"""Length of the payload, kind, time in µs, offset."""
 GAP_LENGTH: Final = Struct("<Q")
-"""What follows in a gap: how many bytes were dropped there."""
+"""Payload of a gap: how many bytes are missing."""
 
 NOTHING: Final = 0
-"""A sign of life."""
+"""A heartbeat."""
 STDOUT: Final = 1
 STDERR: Final = 2
 GAP: Final = 3
 END: Final = 4
 RECORD: Final = 5
-"""Something in JSON that is not output."""
+"""A JSON record that is not output."""
+DAMAGED: Final = 6
+"""A gap where the log is damaged; 0 bytes long if the missing length is unknown."""
 
 HEARTBEAT: Final = HEADER.pack(0, NOTHING, 0, 0)

@@ -1,4 +1,4 @@
-"""Images: what sandboxes start from, as our own routes below ``/v1/images`` speak of them."""
+"""Bodies and responses of the image routes below ``/v1/images``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ class PullBody(Body, kw_only=True, frozen=True):
     username: Text | UnsetType = UNSET
     password: Text | UnsetType = UNSET
     insecure: bool = False
-    """Allow plain HTTP and certificates nobody vouches for."""
+    """Allow plain HTTP and untrusted certificates."""
+    shared: bool = False
+    """Make it available to every project of the machine, not only to this one."""
 
 
 class ImportBody(Body, kw_only=True, frozen=True):
-    """An image that is on the server's machine already."""
+    """An image in files of the server's machine."""
 
     kind: ImportKind
     path: Text
     name: Text
     reference: Text | UnsetType = UNSET
-    """Which one, where the layout or archive holds several."""
+    """Which image, if the layout or archive holds several."""
 
 
 class ImageObject(Object, kw_only=True, frozen=True):
@@ -40,6 +42,8 @@ class ImageObject(Object, kw_only=True, frozen=True):
     size_bytes: int
     created_at: int
     warnings: list[str]
+    shared: bool
+    """Available to every project, not only to this one."""
 
 
 class ImageList(Object, kw_only=True, frozen=True):
@@ -57,7 +61,7 @@ class PullProgress(Object, kw_only=True, frozen=True):
 
 
 class PullRecord(Object, kw_only=True, frozen=True):
-    """A line of the answer to a pull: progress, and at the end the image or why there is none."""
+    """A line of the response to a pull: progress, and at the end the image or the error."""
 
     progress: PullProgress | UnsetType = UNSET
     image: ImageObject | UnsetType = UNSET

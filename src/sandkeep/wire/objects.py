@@ -1,37 +1,39 @@
 """Resources as responses show them.
 
-Fields without a default are required by some client. Optional ones are left out when unknown, never null;
-``exitCode`` and ``pagination.next`` alone are always there, null when there is nothing to say. Identifiers
-are ``sbx_…`` for sessions, ``cmd_…`` for processes and ``snap_…`` for snapshots.
+Fields without a default are required by some client. Optional ones are left out if unknown, never null; only
+``exitCode`` and ``pagination.next`` are always present, and may be null. Identifiers are ``sbx_…`` for
+sessions, ``cmd_…`` for processes and ``snap_…`` for snapshots.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
-from sandkeep.types import (
-    Mount,
+from sandkeep.checks import milliseconds
+from sandkeep.policy import NetworkPolicy
+from sandkeep.policy_json import PolicyObject, shown
+from sandkeep.spec import OPTIONS, Mount, Resources, SandboxSpec, SnapshotRetention
+from sandkeep.states import (
+    EndReason,
     MountMode,
     ProcessStatus,
-    SandboxSpec,
     SessionStatus,
     SnapshotMethod,
-    SnapshotRetention,
     SnapshotStatus,
     Tier,
-    milliseconds,
 )
-from sandkeep.wire.base import Object, known
-from sandkeep.wire.policies import PolicyObject, shown
+from sandkeep.wire.base import Milliseconds, Object, known
 
 
 class Pagination(Object, kw_only=True, frozen=True):
     count: int
     """Items in this page."""
     next: str | None
-    """Comes back as ``cursor``; null on the last page."""
+    """Value for the ``cursor`` of the next request; null on the last page."""
 
 
 class MountObject(Object, kw_only=True, frozen=True):
@@ -55,9 +57,27 @@ class RouteObject(Object, kw_only=True, frozen=True):
     subdomain: str
     port: int
     system: bool | UnsetType = UNSET
+    token: str | UnsetType = UNSET
+    """Token that a request must send, if the operator protects routes."""
 
 
-class SandboxObject(Object, kw_only=True, frozen=True):
+class SandboxSettings(Struct, rename="camel", kw_only=True, frozen=True):
+    """The options of a sandbox that requests and responses spell alike."""
+
+    timeout: Milliseconds | UnsetType = UNSET
+    idle_timeout: Milliseconds | UnsetType = UNSET
+    """Zero in a request, and absent in a response: never. Official clients do not know it."""
+    destroy_on_stop: bool | UnsetType = UNSET
+    """Official clients do not know this one and the next."""
+    delete_after: Milliseconds | UnsetType = UNSET
+    """Zero in a request, and absent in a response: never."""
+    tags: dict[str, str] | UnsetType = UNSET
+    snapshot_expiration: Milliseconds | UnsetType = UNSET
+    region: str | UnsetType = UNSET
+    failover_regions: list[str] | UnsetType = UNSET
+
+
+class SandboxObject(SandboxSettings, Object, kw_only=True, frozen=True):
     name: str
     current_session_id: str
     status: SessionStatus
@@ -66,28 +86,29 @@ class SandboxObject(Object, kw_only=True, frozen=True):
     updated_at: int
     status_updated_at: int | UnsetType = UNSET
     project_id: str | UnsetType = UNSET
-    """As the caller spelled it: clients compare it with their own."""
-    region: str | UnsetType = UNSET
-    failover_regions: list[str] | UnsetType = UNSET
+    """As the caller spelled it: clients compare it with their own spelling."""
     vcpus: int | UnsetType = UNSET
     memory: int | UnsetType = UNSET
+    exact_resources: bool | UnsetType = UNSET
+    """Sessions start only where the host enforces or watches these limits; absent: they are best effort."""
     image: str | UnsetType = UNSET
     runtime: str | UnsetType = UNSET
-    timeout: int | UnsetType = UNSET
     expires_at: int | UnsetType = UNSET
+    delete_at: int | UnsetType = UNSET
+    """When the server destroys it, if it has a ``delete_after``."""
     cwd: str | UnsetType = UNSET
     network_policy: PolicyObject | UnsetType = UNSET
     network_id: str | UnsetType = UNSET
     current_snapshot_id: str | UnsetType = UNSET
-    snapshot_expiration: int | UnsetType = UNSET
     keep_last_snapshots: RetentionObject | UnsetType = UNSET
-    tags: dict[str, str] | UnsetType = UNSET
     mounts: dict[str, MountObject] | UnsetType = UNSET
     total_egress_bytes: int | UnsetType = UNSET
     total_ingress_bytes: int | UnsetType = UNSET
     total_active_cpu_duration_ms: int | UnsetType = UNSET
     total_duration_ms: int | UnsetType = UNSET
     tier: Tier | UnsetType = UNSET
+    damage: str | UnsetType = UNSET
+    """Why it cannot be resumed, if its files are damaged."""
 
 
 class SessionObject(Object, kw_only=True, frozen=True):
@@ -97,10 +118,12 @@ class SessionObject(Object, kw_only=True, frozen=True):
     vcpus: int
     timeout: int
     """Grows when the session is extended."""
+    idle_timeout: int | UnsetType = UNSET
+    """How long it may be unused before the server stops it. Absent: for ever."""
     region: str
     cwd: str
     runtime: str
-    """Always there: older clients refuse a session without it."""
+    """Always present: older clients refuse a session without it."""
     requested_at: int
     created_at: int
     updated_at: int
@@ -110,6 +133,8 @@ class SessionObject(Object, kw_only=True, frozen=True):
     requested_stop_at: int | UnsetType = UNSET
     stopped_at: int | UnsetType = UNSET
     aborted_at: int | UnsetType = UNSET
+    stop_reason: str | UnsetType = UNSET
+    """Why it ended; ``idle`` after its idle timeout."""
     snapshotted_at: int | UnsetType = UNSET
     duration: int | UnsetType = UNSET
     source_snapshot_id: str | UnsetType = UNSET
@@ -120,9 +145,9 @@ class SessionObject(Object, kw_only=True, frozen=True):
     network_transfer: TransferObject | UnsetType = UNSET
     tier: Tier | UnsetType = UNSET
     barriers: dict[str, str] | UnsetType = UNSET
-    """What stands between the session and the host, by name."""
+    """Names of the barriers between the session and the host."""
     limits: dict[str, str] | UnsetType = UNSET
-    """Which resource limits are enforced, watched or absent."""
+    """Which resource limits are enforced, watched or missing."""
 
 
 class CommandObject(Object, kw_only=True, frozen=True):
@@ -137,7 +162,9 @@ class CommandObject(Object, kw_only=True, frozen=True):
     duration_ms: int | UnsetType = UNSET
     status: ProcessStatus | UnsetType = UNSET
     reason: str | UnsetType = UNSET
-    """Why a process is ``failed``, ``killed`` or ``lost``."""
+    """Why a process is ``failed``, ``killed`` or ``lost``, in words."""
+    end_reason: EndReason | UnsetType = UNSET
+    """How it ended; absent while it runs. Official clients do not know it."""
 
 
 class SnapshotObject(Object, kw_only=True, frozen=True):
@@ -155,14 +182,14 @@ class SnapshotObject(Object, kw_only=True, frozen=True):
     creation_method: SnapshotMethod | UnsetType = UNSET
     parent_id: str | UnsetType = UNSET
     synced_at: int | UnsetType = UNSET
-    """Since when it would survive a power failure."""
+    """Since when it survives a power failure."""
 
 
 class TreeNode(Object, kw_only=True, frozen=True):
     snapshot: SnapshotObject
     siblings: list[SnapshotObject]
     count: str
-    """The node and its siblings; a ``+`` at the end when there are more."""
+    """Number of the node and its siblings; ends with ``+`` if there are more."""
 
 
 class DriveObject(Object, kw_only=True, frozen=True):
@@ -180,23 +207,43 @@ class DriveObject(Object, kw_only=True, frozen=True):
 
 
 def spec_fields(spec: SandboxSpec) -> dict[str, Any]:
-    """The part of a :class:`SandboxObject` that its configuration decides; environment values stay out."""
-    expiration = spec.snapshot_expiration
-    return known(
-        persistent=spec.persistent,
-        region=spec.region,
-        failover_regions=list(spec.failover_regions) or None,
-        vcpus=spec.resources.vcpus,
-        memory=spec.resources.memory_mb,
-        timeout=milliseconds(spec.timeout),
-        runtime=spec.runtime,
-        network_policy=shown(spec.network_policy),
-        network_id=spec.network_id,
-        snapshot_expiration=None if expiration is None else milliseconds(expiration),
-        keep_last_snapshots=None if spec.retention is None else retention_object(spec.retention),
-        tags=dict(spec.tags),
-        mounts={path: mount_object(mount) for path, mount in spec.mounts.items()},
-    )
+    """Return the part of a :class:`SandboxObject` that its configuration decides.
+
+    The environment and the ports stay out, and the sandbox's name and image, which its row decides.
+    """
+    found: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        if name not in _OF_THE_ROW:
+            value = _shown(getattr(spec, name))
+            if name in _SHOWN_IF_TRUE:
+                value = value or None
+            found |= zip(option.shown, value if isinstance(value, tuple) else (value,), strict=True)
+    return known(**found)
+
+
+_SHOWN_IF_TRUE = frozenset({"destroy_on_stop"})
+"""Options that official clients do not know, and do not see unless they are set."""
+_OF_THE_ROW = frozenset({"name", "image", *(name for name, option in OPTIONS.items() if not option.shown)})
+
+
+def _shown(value: Any) -> Any:
+    """Return a field of a specification as responses show it; a tuple for several fields of the object."""
+    match value:
+        case timedelta():
+            return milliseconds(value)
+        case Resources():
+            return (value.vcpus, value.memory_mb, value.exact or None)
+        case NetworkPolicy():
+            return shown(value)
+        case SnapshotRetention():
+            return retention_object(value)
+        case tuple():
+            return list(value) or None
+        case Mapping():
+            return {
+                key: mount_object(item) if isinstance(item, Mount) else item for key, item in value.items()
+            }
+    return value
 
 
 def retention_object(retention: SnapshotRetention) -> RetentionObject:
@@ -213,5 +260,5 @@ def mount_object(mount: Mount) -> MountObject:
 
 
 def tree_node(snapshot: SnapshotObject, siblings: list[SnapshotObject], *, more: bool = False) -> TreeNode:
-    """A node of the snapshot tree; ``more`` says that siblings were left out."""
+    """Return a node of the snapshot tree; ``more``: further siblings were left out."""
     return TreeNode(snapshot=snapshot, siblings=siblings, count=f"{1 + len(siblings)}{'+' if more else ''}")

@@ -1,6 +1,7 @@
 """The OpenAPI 3.1 document, made from the structs that do the decoding and encoding.
 
-The server describes its routes with :class:`Route`; :func:`document` adds everything those structs know.
+The server describes its routes with :class:`DocumentedRoute`; :func:`document` adds
+everything those structs know.
 """
 
 from __future__ import annotations
@@ -24,35 +25,37 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """One method of one path, as the document shows it."""
+class DocumentedRoute:
+    """One method of one path, as the document describes it."""
 
     method: str
     path: str
-    """With ``{name}`` for each part that varies."""
+    """With ``{name}`` for each variable part."""
     summary: str
     operation: str
-    """Unique; generators name functions after it."""
+    """Unique; code generators name functions after it."""
     tag: str
     request: Any = None
     """A struct for JSON, or the content type of a body that is bytes."""
     request_required: bool = True
     response: Any = None
-    """A struct for JSON, ``None`` for an empty answer."""
+    """A struct for JSON, ``None`` for an empty response."""
     response_types: Sequence[str] = ()
-    """Content types of answers that are not (only) JSON."""
+    """Content types of responses that are not (only) JSON."""
     status: int = 200
     also: Sequence[int] = ()
-    """Other statuses with the same answer."""
+    """Other statuses with the same response."""
     query: type[Body] | None = None
     errors: Sequence[str] = ()
     """Codes of :data:`sandkeep.wire.errors.STATUS`."""
     public: bool = False
-    """Answers without a token."""
+    """Needs no token."""
 
 
-def document(routes: Iterable[Route], *, title: str, version: str, description: str = "") -> dict[str, Any]:
-    """The whole document, ready to be encoded."""
+def document(
+    routes: Iterable[DocumentedRoute], *, title: str, version: str, description: str = ""
+) -> dict[str, Any]:
+    """Return the whole document, ready to be encoded."""
     routes = list(routes)
     schemas, components = _schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
@@ -70,7 +73,7 @@ def document(routes: Iterable[Route], *, title: str, version: str, description: 
     }
 
 
-def _schemas(routes: list[Route]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
+def _schemas(routes: list[DocumentedRoute]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
     kinds: list[Any] = [ErrorBody]
     for route in routes:
         for kind in (route.request, route.response, route.query):
@@ -80,7 +83,7 @@ def _schemas(routes: list[Route]) -> tuple[dict[Any, dict[str, Any]], dict[str, 
     return dict(zip(kinds, found, strict=True)), components
 
 
-def _operation(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _operation(route: DocumentedRoute, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.operation,
         "summary": route.summary,
@@ -106,7 +109,7 @@ def _request_content(request: Any, schemas: dict[Any, dict[str, Any]]) -> dict[s
     return {JSON: {"schema": schemas[request]}}
 
 
-def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _responses(route: DocumentedRoute, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if route.response is not None:
         content[JSON] = {"schema": schemas[route.response]}

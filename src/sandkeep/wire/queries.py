@@ -1,4 +1,4 @@
-"""What query strings carry. :func:`sandkeep.wire.base.convert` reads them and ignores unknown parameters.
+"""Query strings. :func:`sandkeep.wire.base.convert` decodes them and ignores unknown parameters.
 
 A text that was not given is empty.
 """
@@ -9,21 +9,13 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from sandkeep.types import DriveSort, SandboxSort, SessionStatus, SnapshotStatus, SortOrder, refuse
+from sandkeep.checks import refuse
+from sandkeep.states import DriveSort, SandboxSort, SessionStatus, SnapshotStatus, SortOrder
 from sandkeep.wire.base import Body, given
 
 PAGE = 20
 Limit = Annotated[int, Meta(ge=1, le=100)]
 Cursor = Annotated[str, Meta(max_length=1024)]
-
-
-class ScopeQuery(Body, kw_only=True, frozen=True):
-    """Every request: who asks, and in which project."""
-
-    team_id: str = ""
-    slug: str = ""
-    project_id: str = ""
-    project: str = ""
 
 
 class GetSandboxQuery(Body, kw_only=True, frozen=True):
@@ -32,6 +24,8 @@ class GetSandboxQuery(Body, kw_only=True, frozen=True):
 
 class DeleteSandboxQuery(Body, kw_only=True, frozen=True):
     delete_orphan_snapshots: bool = False
+    session: str | UnsetType = UNSET
+    """Only the sandbox of this session, not another one with the same name; our addition."""
 
 
 class ListSandboxesQuery(Body, kw_only=True, frozen=True):
@@ -45,18 +39,18 @@ class ListSandboxesQuery(Body, kw_only=True, frozen=True):
 
     def __post_init__(self) -> None:
         if self.tags and ":" not in self.tags:
-            refuse("tags", "must be a key and a value with a colon between them")
+            refuse("tags", "must be KEY:VALUE")
         if self.name_prefix and self.sort_by not in (UNSET, SandboxSort.NAME):
-            refuse("namePrefix", "needs sortBy=name")
+            refuse("namePrefix", "is possible only with sortBy=name")
 
     @property
     def sort(self) -> SandboxSort:
-        """A prefix implies the order it can be searched in."""
+        """Return the sort key; a prefix implies sorting by name."""
         return given(self.sort_by, SandboxSort.NAME if self.name_prefix else SandboxSort.CREATED_AT)
 
     @property
     def tag(self) -> tuple[str, str] | None:
-        """Key and value; the value may contain colons, the key may not."""
+        """Return key and value; the value may contain colons, the key may not."""
         if not self.tags:
             return None
         key, _, value = self.tags.partition(":")

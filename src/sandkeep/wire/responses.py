@@ -1,4 +1,4 @@
-"""What wraps the resources of ``objects`` in the answer to each request."""
+"""The objects around the resources of ``objects`` in each response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandkeep.wire.objects import (
 
 
 class Empty(Object, kw_only=True, frozen=True):
-    """Nothing to say: ``{}``."""
+    """An empty object: ``{}``."""
 
 
 class SandboxStarted(Object, kw_only=True, frozen=True):
@@ -28,13 +28,15 @@ class SandboxStarted(Object, kw_only=True, frozen=True):
     session: SessionObject
     routes: list[RouteObject]
     resumed: bool
-    """This request started a new session of a sandbox that was there before."""
+    """This request started a new session of an existing sandbox."""
+    left_out: str | UnsetType = UNSET
+    """The session that ran when a sandbox was forked; its changes are not in the fork."""
 
 
 class SandboxUpdated(Object, kw_only=True, frozen=True):
     sandbox: SandboxObject
     routes: list[RouteObject] | UnsetType = UNSET
-    """There when ports were in the request."""
+    """Present if the request had ports."""
 
 
 class SandboxDeleted(Object, kw_only=True, frozen=True):
@@ -61,7 +63,7 @@ class SessionStopped(Object, kw_only=True, frozen=True):
     session: SessionObject
     sandbox: SandboxObject
     snapshot: SnapshotObject | UnsetType = UNSET
-    """There when the sandbox is persistent."""
+    """Present if the sandbox is persistent."""
 
 
 class SessionPage(Object, kw_only=True, frozen=True):
@@ -102,12 +104,12 @@ class CommandList(Object, kw_only=True, frozen=True):
 class StdinWritten(Object, kw_only=True, frozen=True):
     command: CommandObject
     bytes_written: int
-    """In all, since the process started."""
+    """In total, since the process started."""
 
 
 class TerminalOpened(Object, kw_only=True, frozen=True):
     url: str
-    """Without a query string: clients append the token, or drop what is there."""
+    """Without a query string: clients append the token, and some drop an existing query."""
     token: str
 
 

@@ -1,4 +1,4 @@
-"""Secrets, as our own routes below ``/v1/secrets`` speak of them. Values come in and never go out."""
+"""Bodies and responses of the secret routes below ``/v1/secrets``. Only requests carry values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Streams of NDJSON records, and the text of a process's output.
 
-Records are ASCII: some clients decode every network chunk on its own, so a character of several bytes could
-be torn in two. The text of a stream is the same however its bytes were cut into chunks, because a client that
+Records are ASCII: some clients decode every network chunk separately, so a multi-byte character could be
+split. The text of a stream is the same however its bytes were cut into chunks, because a client that
 reconnects skips the number of characters it already has.
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from sandkeep.types import OutputStream
+from sandkeep.states import OutputStream
 from sandkeep.wire.base import encode
 from sandkeep.wire.objects import CommandObject
 
 CONTENT_TYPE = "application/x-ndjson"
-"""Exactly this: with a charset after it some clients fail."""
+"""Exactly this: some clients fail if a charset follows."""
 HEARTBEAT = b"\n"
 """An empty line, which every client skips."""
 
@@ -30,7 +30,7 @@ _UTF8 = getincrementaldecoder("utf-8")
 
 
 def record(value: Any) -> bytes:
-    """One line of JSON in ASCII."""
+    """Return one line of JSON in ASCII."""
     data = encode(value)
     if not data.isascii():
         data = json.dumps(msgspec.json.decode(data), separators=(",", ":")).encode()
@@ -38,19 +38,19 @@ def record(value: Any) -> bytes:
 
 
 def command_record(command: CommandObject) -> bytes:
-    """First and last in the answer to a waiting run."""
+    """The first and the last record in the response to a waiting run."""
     return record({"command": command})
 
 
 def output_record(stream: OutputStream, text: str) -> bytes:
-    """A piece of output. The hottest line of the server, so it is put together by hand."""
+    """Return a record of output. This is the server's hottest code, so the JSON is built by hand."""
     if text.isascii():
         return _PREFIX[stream] + _TEXT.encode(text) + b"}\n"
     return _PREFIX[stream] + encode_basestring_ascii(text).encode("ascii") + b"}\n"
 
 
 def error_record(code: str, message: str) -> bytes:
-    """What went wrong after the answer had begun; nothing follows it."""
+    """Return the record of an error after the response has begun; it is the last one."""
     return record({"stream": "error", "data": {"code": code, "message": message}})
 
 
@@ -61,14 +61,14 @@ class OutputText:
         self._decoders: dict[OutputStream, IncrementalDecoder] = {}
 
     def feed(self, stream: OutputStream, data: bytes) -> str:
-        """The text that is complete now; the start of a character waits for its end."""
+        """Return the text that is complete now; an incomplete character waits for its other bytes."""
         decoder = self._decoders.get(stream)
         if decoder is None:
             decoder = self._decoders[stream] = _UTF8("replace")
         return decoder.decode(data)
 
     def finish(self) -> Iterator[tuple[OutputStream, str]]:
-        """What is left when the process has ended: characters that never were completed."""
+        """Return the rest after the end of the process: characters that were never completed."""
         for stream, decoder in self._decoders.items():
             text = decoder.decode(b"", True)
             if text:

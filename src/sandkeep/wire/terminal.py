@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, field
 
-from sandkeep.types import refuse
-from sandkeep.wire.base import Body, decode, encode
+from sandkeep.checks import refuse
+from sandkeep.errors import SandkeepError, from_json
+from sandkeep.wire.base import MAX_SAFE, Body, decode, encode
 
-NOT_FOUND, NOT_EXECUTABLE = 4127, 4126
-"""How a connection is closed when the program is not there, or cannot be run."""
+if TYPE_CHECKING:
+    from sandkeep.process_options import ProcessOptions
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Exit codes if the program does not exist or cannot be run, as in a shell."""
 MAX_FRAME = 65_536
 """Bytes of one message to a client; some drop the connection at a larger one."""
 DEFAULT_COLUMNS = 80
@@ -26,22 +30,44 @@ class Start(Body, tag_field="type", tag="start", kw_only=True, frozen=True):
     command: str
     args: list[str] = field(default_factory=list)
     env: list[str] = field(default_factory=list)
-    """``NAME=value``, passed on as they are."""
+    """``NAME=value``, passed on unchanged."""
+    unset: list[str] = field(default_factory=list)
+    """Variables of the sandbox to remove; official clients omit it."""
     cwd: str | None = None
     cols: Size = DEFAULT_COLUMNS
     rows: Size = DEFAULT_ROWS
+    timeout: Annotated[int, Meta(ge=1, le=MAX_SAFE)] | None = None
+    """Milliseconds after which the program and all its descendants are killed."""
+    reads_errors: bool = False
+    """Whether the client reads the ``kind`` of an exit, as ours does; for others the error is printed."""
 
     def __post_init__(self) -> None:
         if not self.command:
             refuse("command", "must not be empty")
-        for name, values in (("command", [self.command]), ("args", self.args), ("env", self.env)):
+        texts = {"command": [self.command], "args": self.args, "env": self.env, "unset": self.unset}
+        for name, values in texts.items():
             if any("\0" in value for value in values):
                 refuse(name, "must not contain a NUL character")
 
-    def environment(self) -> dict[str, str]:
-        """The variables by name; an entry without ``=`` is not one."""
+    def environment(self) -> dict[str, str | None]:
+        """Return the variables by name, removed ones as ``None``; entries without ``=`` are ignored."""
         pairs = (entry.partition("=") for entry in self.env)
-        return {name: value for name, separator, value in pairs if name and separator}
+        found: dict[str, str | None] = {name: value for name, separator, value in pairs if name and separator}
+        return found | dict.fromkeys(self.unset)
+
+    def options(self, user: str | None) -> ProcessOptions:
+        """Return what to run, as an account of the sandbox."""
+        from sandkeep.process_options import ProcessOptions  # which clients do without
+
+        return ProcessOptions(
+            command=self.command,
+            args=self.args,
+            cwd=self.cwd,
+            env=self.environment(),
+            user=user,
+            pty=(self.rows, self.cols),
+            kill_after_ms=self.timeout,
+        )
 
 
 class Resize(Body, tag_field="type", tag="resize", kw_only=True, frozen=True):
@@ -49,16 +75,28 @@ class Resize(Body, tag_field="type", tag="resize", kw_only=True, frozen=True):
     rows: Size
 
 
-class Exit(msgspec.Struct, tag_field="type", tag="exit", kw_only=True, frozen=True):
+class Exit(msgspec.Struct, tag_field="type", tag="exit", kw_only=True, frozen=True, omit_defaults=True):
     code: int
+    kind: str = ""
+    """Error of a program that could not be started. Official clients ignore it."""
+    message: str = ""
 
 
 def read_message(text: str | bytes) -> Start | Resize:
-    """A text frame from the client."""
+    """Decode a text frame from the client."""
     data = text.encode() if isinstance(text, str) else text
     return decode(Start | Resize, data)  # type: ignore[arg-type]
 
 
-def exit_message(code: int) -> str:
+def exit_message(code: int, error: SandkeepError | None = None) -> str:
     """The last text frame to the client; the socket is closed after it."""
-    return encode(Exit(code=code)).decode()
+    ended = Exit(code=code) if error is None else Exit(code=code, kind=error.code, message=error.message)
+    return encode(ended).decode()
+
+
+def read_exit(text: str) -> tuple[int, SandkeepError | None]:
+    """Return the message about the exit, or about why the program was not started."""
+    ended = msgspec.json.decode(text, type=Exit)
+    if not ended.kind:
+        return ended.code, None
+    return ended.code, from_json({"code": ended.kind, "message": ended.message})

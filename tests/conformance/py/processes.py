@@ -14,7 +14,7 @@ from vercel import sandbox as api  # type: ignore[import-not-found]
 from tests.conformance.py.bench import Bench, connect, refusal, scenario, sh
 from tests.conformance.py.cutting import CuttingProxy
 from tests.conformance.supervisors import kill_supervisor
-from tests.patience import longer_and_longer
+from tests.polling import longer_and_longer
 
 
 @scenario
@@ -242,4 +242,7 @@ async def terminal(bench: Bench) -> Any:
             text = await until("done")
             await send("exit 9\n")
             code = await tty.wait()
-            return {"size": first, "resized": second, "code": code, "large": text.count("x") >= 200000}
+        async with box.open_interactive("no-such-program") as tty:
+            missing = await tty.wait()
+        large = text.count("x") >= 200000
+        return {"size": first, "resized": second, "code": code, "large": large, "missing": missing}

@@ -2,7 +2,6 @@
 //
 // node scenarios.mjs NAME, with the server and credentials in the environment and preload.mjs loaded first.
 // Works with every version of the client under test; observations mean the same as in the Python driver.
-import { get as httpGet } from "node:http";
 import { randomBytes } from "node:crypto";
 import { readdirSync, readFileSync } from "node:fs";
 import { Writable } from "node:stream";
@@ -60,20 +59,12 @@ async function fetched(sandbox, host, path = "/echo", ...options) {
   return done.stdout();
 }
 
-// What a route leads to, once somebody listens there. Its name is ours to resolve: it is this machine.
+// What a route leads to, once somebody listens there.
 async function through(url, path) {
-  const { host, port } = new URL(url);
   for (let attempt = 0; attempt < 600; attempt += 1) {
-    const [status, text] = await new Promise((resolve, reject) => {
-      const options = { host: "127.0.0.1", port, path, headers: { host } };
-      const request = httpGet(options, (answer) => {
-        let body = "";
-        answer.on("data", (piece) => (body += piece));
-        answer.on("end", () => resolve([answer.statusCode, body]));
-      });
-      request.on("error", reject);
-    });
-    if (status === 200) return text;
+    const answer = await fetch(`${url}${path}`);
+    const text = await answer.text();
+    if (answer.status === 200) return text;
     await sleep(100);
   }
   return "";
@@ -84,7 +75,7 @@ function killSupervisor(session) {
   for (const pid of readdirSync("/proc").filter((entry) => /^\d+$/.test(entry))) {
     let line = "";
     try {
-      line = readFileSync(`/proc/${pid}/cmdline`, "utf8").replace(/\0+$/, "");
+      line = readFileSync(`/proc/${pid}/cmdline`, "utf8").split("\0")[0];
     } catch {
       // It has ended since.
     }

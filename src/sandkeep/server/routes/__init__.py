@@ -1,4 +1,21 @@
-"""Every endpoint, one module per noun."""
+"""Every endpoint, one module per noun.
+
+``sandboxes``  create, get and resume, list, change, fork, delete
+``sessions``   list, get, stop, extend, snapshot, checkpoint, network policy, terminals, usage
+``commands``   commands, as official clients call processes: run, get, wait, logs, signals, input
+``processes``  processes in full: records of every kind, exact output, processes observed elsewhere
+``files``      files of a running session
+``snapshots``  list, tree, get, delete
+``drives``     get or create, get, list, fork, delete
+``images``     list, pull, import, delete
+``secrets``    set, list, delete; no response holds a value
+``events``     what happened in a project, as pages or as it happens
+``tokens``     tokens, for the local user
+``repairs``    looks for damage, and repairs what can be repaired
+``meta``       health, version, the OpenAPI document, the scopes that clients ask about
+``login``      where the vendor's command line is sent to log in
+``common``     helpers of several nouns
+"""
 
 from sandkeep.server.router import Endpoint
 from sandkeep.server.routes import (
@@ -7,12 +24,15 @@ from sandkeep.server.routes import (
     events,
     files,
     images,
+    login,
     meta,
     processes,
+    repairs,
     sandboxes,
     secrets,
     sessions,
     snapshots,
+    tokens,
 )
 
 
@@ -28,6 +48,9 @@ def all_endpoints() -> list[Endpoint]:
         secrets,
         processes,
         events,
+        tokens,
+        repairs,
         meta,
+        login,
     )
     return [endpoint for module in modules for endpoint in module.table.endpoints]

@@ -1,17 +1,17 @@
-"""What several nouns share."""
+"""Error codes that several modules of routes share."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from sandkeep.states import SortOrder
 from sandkeep.store import PageRequest
-from sandkeep.types import SortOrder
 
 NEEDS_SESSION: Final = ("not_found", "sandbox_stopped", "sandbox_stopping", "sandbox_snapshotting")
-"""How anything that needs a running session can fail because of the session."""
+"""Errors of requests that need a running session."""
 
 REFUSALS: Final = ("bad_request", "unauthorized", "forbidden")
-"""How any request can fail before it is looked at."""
+"""Errors that any request can get before its handler runs."""
 
 
 def page_request(limit: int, cursor: str, order: SortOrder) -> PageRequest:

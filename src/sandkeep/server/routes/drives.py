@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sandkeep.errors import Conflict, NameTaken
-from sandkeep.server import show
+from sandkeep.server import present
+from sandkeep.server.app import RequestContext
 from sandkeep.server.http import Reply, json_reply
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import REFUSALS, page_request
+from sandkeep.spec import DEFAULT_REGION
+from sandkeep.states import DriveSort
 from sandkeep.store.rows import Drive
-from sandkeep.types import DEFAULT_REGION, DriveSort
 from sandkeep.wire.base import given
 from sandkeep.wire.bodies import DriveBody, DriveForkBody
 from sandkeep.wire.objects import DriveObject
@@ -18,7 +20,6 @@ from sandkeep.wire.queries import ListDrivesQuery
 from sandkeep.wire.responses import DrivePage, DriveShown
 
 if TYPE_CHECKING:
-    from sandkeep.server.app import Call
     from sandkeep.server.auth import Scope
 
 table = Table("drives")
@@ -26,9 +27,9 @@ table = Table("drives")
 _SORTS = {DriveSort.CREATED_AT: "created", DriveSort.UPDATED_AT: "updated", DriveSort.NAME: "name"}
 
 
-def _shown(call: Call, row: Drive, scope: Scope) -> DriveObject:
+def _shown(call: RequestContext, row: Drive, scope: Scope) -> DriveObject:
     user = call.engine.store.sessions.find(row.current_session) if row.current_session else None
-    return show.drive(row, project=scope.shown, sandbox_name=user.sandbox_name if user else None)
+    return present.drive(row, project=scope.shown, sandbox_name=user.sandbox_name if user else None)
 
 
 @table.route(
@@ -39,7 +40,7 @@ def _shown(call: Call, row: Drive, scope: Scope) -> DriveObject:
     response=DrivePage,
     errors=REFUSALS,
 )
-async def list_drives(call: Call) -> Reply:
+async def list_drives(call: RequestContext) -> Reply:
     query = call.query(ListDrivesQuery)
     scope = call.scope()
     page = call.engine.store.drives.page(
@@ -51,7 +52,7 @@ async def list_drives(call: Call) -> Reply:
     return json_reply(
         DrivePage(
             drives=[_shown(call, row, scope) for row in page.items],
-            pagination=show.pagination(page),
+            pagination=present.pagination(page),
         )
     )
 
@@ -66,7 +67,7 @@ async def list_drives(call: Call) -> Reply:
     also=(200,),
     errors=REFUSALS,
 )
-async def get_or_create_drive(call: Call) -> Reply:
+async def get_or_create_drive(call: RequestContext) -> Reply:
     body = await call.body(DriveBody)
     scope = call.scope(project=body.project_id, make=True)
     row, created = await call.engine.drives.get_or_create(
@@ -85,7 +86,7 @@ async def get_or_create_drive(call: Call) -> Reply:
     response=DriveShown,
     errors=(*REFUSALS, "not_found"),
 )
-async def get_drive(call: Call) -> Reply:
+async def get_drive(call: RequestContext) -> Reply:
     scope = call.scope()
     row = call.engine.drives.get(scope.project, call.params["drive"])
     return json_reply(DriveShown(drive=_shown(call, row, scope)))
@@ -94,11 +95,11 @@ async def get_drive(call: Call) -> Reply:
 @table.route(
     "DELETE",
     "/v2/sandboxes/drives/{drive}",
-    summary="Delete a drive that nothing has mounted read-write",
+    summary="Delete a drive that no session writes to and no sandbox mounts as a snapshot",
     response=DriveShown,
     errors=(*REFUSALS, "not_found", "drive_attached"),
 )
-async def delete_drive(call: Call) -> Reply:
+async def delete_drive(call: RequestContext) -> Reply:
     scope = call.scope()
     row = await call.engine.drives.delete(scope.project, call.params["drive"])
     return json_reply(DriveShown(drive=_shown(call, row, scope)))
@@ -107,17 +108,17 @@ async def delete_drive(call: Call) -> Reply:
 @table.route(
     "POST",
     "/v2/sandboxes/drives/{drive}/fork",
-    summary="Create a drive with the content another has now",
+    summary="Create a drive with what ended sessions left on another",
     request=DriveForkBody,
     response=DriveShown,
     errors=(*REFUSALS, "not_found", "conflict", "drive_not_initialized"),
 )
-async def fork_drive(call: Call) -> Reply:
+async def fork_drive(call: RequestContext) -> Reply:
     body = await call.body(DriveForkBody)
     scope = call.scope()
     try:
         row = await call.engine.drives.fork(scope.project, call.params["drive"], name=body.name)
     except NameTaken as error:
-        # Creating a sandbox under a taken name is a bad request to clients; here it is a conflict.
+        # A taken name is a bad request when a sandbox is created; here clients expect a conflict.
         raise Conflict(error.message, name=body.name) from None
     return json_reply(DriveShown(drive=_shown(call, row, scope)))

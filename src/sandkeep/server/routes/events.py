@@ -1,4 +1,4 @@
-"""Events: what happened in a project, as pages or as it happens."""
+"""Events of a project, as pages or as they happen."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sandkeep.server import show
-from sandkeep.server.http import Reply, Stream, json_reply
+from sandkeep.server import present
+from sandkeep.server.app import RequestContext
+from sandkeep.server.http import ChunkedReply, Reply, json_reply
 from sandkeep.server.output import HEARTBEAT_SECONDS
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import REFUSALS, page_request
+from sandkeep.states import SortOrder
 from sandkeep.store import Page, PageRequest
 from sandkeep.store.events import RECORDED
 from sandkeep.store.pages import write_cursor
 from sandkeep.store.rows import Event
-from sandkeep.types import SortOrder
-from sandkeep.wire.additions import EventPage, EventRecord, ListEventsQuery
 from sandkeep.wire.openapi import NDJSON
 from sandkeep.wire.streams import HEARTBEAT, record
+from sandkeep.wire.v1 import EventPage, EventRecord, ListEventsQuery
 
 if TYPE_CHECKING:
-    from sandkeep.server.app import Call
+    pass
 
 table = Table("events")
 
@@ -36,7 +37,7 @@ table = Table("events")
     response_types=(NDJSON,),
     errors=(*REFUSALS, "not_found"),
 )
-async def list_events(call: Call) -> Reply | Stream:
+async def list_events(call: RequestContext) -> Reply | ChunkedReply:
     query = call.query(ListEventsQuery)
     scope = call.scope()
     store = call.engine.store
@@ -60,9 +61,11 @@ async def list_events(call: Call) -> Reply | Stream:
             return sandbox is not None and store.sandboxes.find_by_id(scope.project, sandbox) is None
 
         wait = partial(store.events.wait, scope.project, sandbox, HEARTBEAT_SECONDS)
-        return Stream(NDJSON, _follow(page, query.cursor, wait, from_now=from_now, over=over))
+        return ChunkedReply(NDJSON, _follow(page, query.cursor, wait, from_now=from_now, over=over))
     found = page(page_request(query.limit, query.cursor, query.sort_order))
-    shown = EventPage(events=[show.event(row) for row in found.items], pagination=show.pagination(found))
+    shown = EventPage(
+        events=[present.event(row) for row in found.items], pagination=present.pagination(found)
+    )
     return json_reply(shown)
 
 
@@ -74,7 +77,7 @@ async def _follow(
     from_now: bool,
     over: Callable[[], bool],
 ) -> AsyncGenerator[bytes, None]:
-    """Records of an event and the cursor that goes on after it, until nothing can happen any more."""
+    """Yield records of an event and the cursor after it, until no more can happen."""
     forward = PageRequest(limit=100, order="asc", cursor=cursor or None)
     if not cursor and from_now:
         newest = page(PageRequest(limit=1)).items
@@ -83,7 +86,7 @@ async def _follow(
         found = page(replace(forward, cursor=cursor or None)).items
         if found:
             cursor = _after(found[-1])
-            yield b"".join(record(EventRecord(event=show.event(row), cursor=_after(row))) for row in found)
+            yield b"".join(record(EventRecord(event=present.event(row), cursor=_after(row))) for row in found)
             continue
         if over():
             return

@@ -1,25 +1,35 @@
 """Files of a running session.
 
-Content is streamed both ways: an upload is never held here, and a download is read from the session as fast
-as the client takes it.
+Content is streamed both ways: an upload is never held in memory, and a download is read from the session as
+fast as the client reads it.
 """
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import AsyncGenerator
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from contextlib import aclosing, closing
+from dataclasses import replace
+from typing import Any
 
 from msgspec import UNSET
 
-from sandkeep.engine.files import DIRECT_BYTES
-from sandkeep.server import show
-from sandkeep.server.http import FileStream, Reply, Stream, Streaming, json_reply, started
+from sandkeep.engine.files import DIRECT_BYTES, Acting, WriteOptions
+from sandkeep.errors import ArchiveError
+from sandkeep.server import present
+from sandkeep.server.app import RequestContext
+from sandkeep.server.http import ChunkedReply, DirectReply, Reply, StreamingReply, json_reply, started
 from sandkeep.server.output import batched
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import NEEDS_SESSION, REFUSALS
-from sandkeep.wire.additions import (
+from sandkeep.wire import errors
+from sandkeep.wire.base import given
+from sandkeep.wire.bodies import MkdirBody
+from sandkeep.wire.openapi import GZIP, NDJSON, OCTETS
+from sandkeep.wire.paths import ReadBody
+from sandkeep.wire.responses import Empty
+from sandkeep.wire.streams import record
+from sandkeep.wire.v1 import (
     ArchiveBody,
     ChangeObject,
     ChangesRecord,
@@ -29,11 +39,15 @@ from sandkeep.wire.additions import (
     ExtractQuery,
     FileList,
     FileShown,
+    LinesShown,
     LinkShown,
     ListBody,
     MakeDirectoryBody,
+    PathShown,
     ReadContentQuery,
+    ReadLinesBody,
     ReadlinkBody,
+    RealpathBody,
     RemoveBody,
     RenameBody,
     StatBody,
@@ -42,14 +56,6 @@ from sandkeep.wire.additions import (
     WriteContentQuery,
     Written,
 )
-from sandkeep.wire.base import given, known
-from sandkeep.wire.bodies import MkdirBody, ReadBody
-from sandkeep.wire.openapi import GZIP, NDJSON, OCTETS
-from sandkeep.wire.responses import Empty
-from sandkeep.wire.streams import record
-
-if TYPE_CHECKING:
-    from sandkeep.server.app import Call
 
 table = Table("files")
 
@@ -59,20 +65,18 @@ _FAILURES = (*REFUSALS, *NEEDS_SESSION, "file_error")
 TAR = "application/x-tar"
 
 
-def _acting(call: Call, body: Any) -> dict[str, Any]:
-    """As whom, and from where relative paths start."""
-    return {**_start(call, body), **known(user=given(body.user, None), root=body.sudo or None)}
+def _acting(call: RequestContext, body: Any) -> Acting:
+    """Return as whom to act, and from where relative paths start."""
+    return Acting(user=given(body.user, None), root=body.sudo, cwd=_start(call, body))
 
 
-def _start(call: Call, body: Any) -> dict[str, Any]:
-    """Where relative paths start; that itself may be relative to the session's own directory."""
-    cwd = given(body.cwd, None)
-    if cwd is None:
-        return {}
-    if not cwd.startswith("/"):
+def _start(call: RequestContext, body: Any) -> str | None:
+    """Return where relative paths start; it may itself be relative to the session's own directory."""
+    cwd: str | None = given(body.cwd, None)
+    if cwd is not None and not cwd.startswith("/"):
         scope, session = call.session()
         cwd = posixpath.join(call.engine.sessions.get(scope.project, session).cwd, cwd)
-    return {"cwd": cwd}
+    return cwd
 
 
 @table.route(
@@ -83,26 +87,30 @@ def _start(call: Call, body: Any) -> dict[str, Any]:
     response_types=(OCTETS,),
     errors=_FAILURES,
 )
-async def read_file(call: Call) -> Streaming:
+async def read_file(call: RequestContext) -> StreamingReply:
     body = await call.body(ReadBody)
-    return await _content(call, body.path, **_start(call, body))
+    return await _content(call, body.path, Acting(cwd=_start(call, body)))
 
 
-async def _content(call: Call, path: str, **arguments: Any) -> Streaming:
+async def _content(
+    call: RequestContext, path: str, acting: Acting, *, offset: int = 0, length: int | None = None
+) -> StreamingReply:
     scope, session = call.session()
     direct = call.request.wire is not None and call.request.method != "HEAD"
-    opened = await call.engine.files.open_read(scope.project, session, path, direct=direct, **arguments)
+    opened = await call.engine.files.open_read(
+        scope.project, session, path, acting, offset=offset, length=length, direct=direct
+    )
     if opened.length is not None:
-        return FileStream(OCTETS, opened, opened.length)
+        return DirectReply(OCTETS, opened, opened.length)
 
-    async def pieces() -> AsyncGenerator[bytes, None]:
+    async def content() -> AsyncGenerator[bytes, None]:
         try:
-            async for piece in opened.pieces():
-                yield piece
+            async for chunk in opened.pieces():
+                yield chunk
         finally:
             await opened.aclose()
 
-    return Stream(OCTETS, await started(pieces()))
+    return ChunkedReply(OCTETS, await started(content()))
 
 
 @table.route(
@@ -113,7 +121,7 @@ async def _content(call: Call, path: str, **arguments: Any) -> Streaming:
     response=Empty,
     errors=(*_FAILURES, "payload_too_large"),
 )
-async def write_files(call: Call) -> Reply:
+async def write_files(call: RequestContext) -> Reply:
     scope, session = call.session()
     row = call.engine.sessions.get(scope.project, session)
     cwd = call.request.text_header(b"x-cwd") or row.cwd
@@ -124,22 +132,16 @@ async def write_files(call: Call) -> Reply:
 @table.route(
     "POST",
     f"{_OFFICIAL}/mkdir",
-    summary="Make a directory, with its parents unless told otherwise",
+    summary="Make a directory and, by default, its parents",
     request=MkdirBody,
     response=Empty,
     errors=(*_FAILURES, "path_not_found"),
 )
-async def make_directory(call: Call) -> Reply:
+async def make_directory(call: RequestContext) -> Reply:
     body = await call.body(MkdirBody)
     scope, session = call.session()
-    await call.engine.files.do(
-        scope.project,
-        session,
-        "mkdir",
-        path=body.path,
-        parents=body.recursive,
-        **_start(call, body),
-    )
+    acting = Acting(cwd=_start(call, body))
+    await call.engine.files.mkdir(scope.project, session, body.path, acting, parents=body.recursive)
     return json_reply(Empty())
 
 
@@ -154,46 +156,66 @@ async def make_directory(call: Call) -> Reply:
     response_types=(OCTETS,),
     errors=_FAILURES,
 )
-async def read_content(call: Call) -> Streaming:
+async def read_content(call: RequestContext) -> StreamingReply:
     query = call.query(ReadContentQuery)
     return await _content(
-        call,
-        query.path,
-        offset=query.offset,
-        **known(length=given(query.length, None)),
-        **_acting(call, query),
+        call, query.path, _acting(call, query), offset=query.offset, length=given(query.length, None)
+    )
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/lines",
+    summary="Read a range of lines of a text file",
+    request=ReadLinesBody,
+    response=LinesShown,
+    errors=_FAILURES,
+)
+async def read_lines(call: RequestContext) -> Reply:
+    body = await call.body(ReadLinesBody)
+    found = await call.engine.files.lines(
+        *_target(call, body),
+        _acting(call, body),
+        start=body.start,
+        limit=body.limit,
+        max_bytes=body.max_bytes,
+    )
+    text = found.data.decode(errors="surrogateescape")
+    return json_reply(
+        LinesShown(text=text, start=body.start, lines=found.lines, more=found.more, cut=found.cut)
     )
 
 
 @table.route(
     "PUT",
     f"{_OWN}/content",
-    summary="Write a file: all of it or nothing",
+    summary="Write a file atomically",
     query=WriteContentQuery,
     request=OCTETS,
     response=Written,
     errors=(*_FAILURES, "payload_too_large"),
 )
-async def write_content(call: Call) -> Reply:
+async def write_content(call: RequestContext) -> Reply:
     query = call.query(WriteContentQuery)
     scope, session = call.session()
     size = call.request.content_length()
-    arguments = {
-        "parents": query.parents,
-        "append": query.append,
-        "exclusive": query.exclusive,
-        **known(mode=given(query.mode, None), size=size),
-        **_acting(call, query),
-    }
+    options = WriteOptions(
+        mode=given(query.mode, None),
+        parents=query.parents,
+        append=query.append,
+        exclusive=query.exclusive,
+        size=size,
+    )
+    acting = _acting(call, query)
     files = call.engine.files
     if call.request.wire is not None and DIRECT_BYTES <= (size or 0) <= call.config.max_upload_bytes:
-        upload = await files.open_write(scope.project, session, query.path, **arguments)
+        upload = await files.open_write(scope.project, session, query.path, acting, options)
         if upload is not None:
             with closing(upload):
-                done = await call.request.lend(upload)
-            files.changed(scope.project, session, "write", query.path, bytes=done["bytes_written"])
-            return json_reply(Written(bytes_written=done["bytes_written"]))
-    written = await files.write(scope.project, session, query.path, call.upload(), **arguments)
+                written = await call.request.lend(upload)
+            files.changed(scope.project, session, "write", query.path, bytes=written)
+            return json_reply(Written(bytes_written=written))
+    written = await files.write(scope.project, session, query.path, call.upload(), acting, options)
     return json_reply(Written(bytes_written=written))
 
 
@@ -205,13 +227,26 @@ async def write_content(call: Call) -> Reply:
     response_types=(TAR,),
     errors=_FAILURES,
 )
-async def download_archive(call: Call) -> Stream:
+async def download_archive(call: RequestContext) -> ChunkedReply:
     body = await call.body(ArchiveBody)
     scope, session = call.session()
-    pieces = call.engine.files.archive(
-        scope.project, session, body.paths, ignore=body.ignore, **_acting(call, body)
+    chunks = call.engine.files.archive(
+        scope.project, session, body.paths, _acting(call, body), ignore=body.ignore
     )
-    return Stream(TAR, await started(pieces))
+    content = await started(chunks)
+    return ChunkedReply(TAR, _reported(content) if body.report else content)
+
+
+async def _reported(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the same archive, followed by a report of what it lacks."""
+    async with aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                yield chunk
+        except ArchiveError as error:
+            if "unreadable" not in error.details:
+                raise  # the archive has no end
+            yield errors.error_response(error).body
 
 
 @table.route(
@@ -223,47 +258,49 @@ async def download_archive(call: Call) -> Stream:
     response=Extracted,
     errors=(*_FAILURES, "payload_too_large"),
 )
-async def upload_archive(call: Call) -> Reply:
+async def upload_archive(call: RequestContext) -> Reply:
     query = call.query(ExtractQuery)
     scope, session = call.session()
     row = call.engine.sessions.get(scope.project, session)
-    acting = {"cwd": row.cwd, **_acting(call, query)}
-    done = await call.engine.files.extract(scope.project, session, call.upload(), **acting)
-    return json_reply(Extracted(entries=done["entries"]))
-
-
-async def _do(call: Call, operation: str, body: Any, **arguments: Any) -> dict[str, Any]:
-    scope, session = call.session()
-    return await call.engine.files.do(
-        scope.project, session, operation, path=body.path, **arguments, **_acting(call, body)
+    acting = _acting(call, query)
+    entries = await call.engine.files.extract(
+        scope.project, session, call.upload(), cwd=acting.cwd or row.cwd, acting=replace(acting, cwd=None)
     )
+    return json_reply(Extracted(entries=entries))
+
+
+def _target(call: RequestContext, body: Any) -> tuple[str, str, str]:
+    """Return the project, the session and the path of an operation on one path."""
+    scope, session = call.session()
+    return scope.project, session, body.path
 
 
 @table.route(
     "POST",
     f"{_OWN}/stat",
-    summary="What is at a path",
+    summary="Get what is at a path",
     request=StatBody,
     response=FileShown,
     errors=_FAILURES,
 )
-async def stat_file(call: Call) -> Reply:
+async def stat_file(call: RequestContext) -> Reply:
     body = await call.body(StatBody)
-    return json_reply(FileShown(file=show.file(await _do(call, "stat", body, follow=body.follow))))
+    found = await call.engine.files.stat(*_target(call, body), _acting(call, body), follow=body.follow)
+    return json_reply(FileShown(file=present.file(found)))
 
 
 @table.route(
     "POST",
     f"{_OWN}/list",
-    summary="What is in a directory, sorted by name",
+    summary="List a directory, sorted by name",
     request=ListBody,
     response=FileList,
     errors=(*_FAILURES, "limit_reached"),
 )
-async def list_files(call: Call) -> Reply:
+async def list_files(call: RequestContext) -> Reply:
     body = await call.body(ListBody)
-    found = await _do(call, "list", body)
-    return json_reply(FileList(files=[show.file(entry) for entry in found["entries"]]))
+    found = await call.engine.files.list(*_target(call, body), _acting(call, body))
+    return json_reply(FileList(files=[present.file(entry) for entry in found]))
 
 
 @table.route(
@@ -274,18 +311,22 @@ async def list_files(call: Call) -> Reply:
     response=Empty,
     errors=(*_FAILURES, "path_not_found"),
 )
-async def make_directory_as(call: Call) -> Reply:
+async def make_directory_as(call: RequestContext) -> Reply:
     body = await call.body(MakeDirectoryBody)
-    await _do(call, "mkdir", body, parents=body.parents, mode=body.mode)
+    await call.engine.files.mkdir(
+        *_target(call, body), _acting(call, body), mode=body.mode, parents=body.parents
+    )
     return json_reply(Empty())
 
 
 @table.route(
     "POST", f"{_OWN}/rename", summary="Rename or move", request=RenameBody, response=Empty, errors=_FAILURES
 )
-async def rename_file(call: Call) -> Reply:
+async def rename_file(call: RequestContext) -> Reply:
     body = await call.body(RenameBody)
-    await _do(call, "rename", body, target=body.target, replace=body.replace)
+    await call.engine.files.rename(
+        *_target(call, body), body.target, _acting(call, body), replace=body.replace
+    )
     return json_reply(Empty())
 
 
@@ -297,9 +338,11 @@ async def rename_file(call: Call) -> Reply:
     response=Empty,
     errors=_FAILURES,
 )
-async def remove_file(call: Call) -> Reply:
+async def remove_file(call: RequestContext) -> Reply:
     body = await call.body(RemoveBody)
-    await _do(call, "remove", body, recursive=body.recursive, missing_ok=body.missing_ok)
+    await call.engine.files.remove(
+        *_target(call, body), _acting(call, body), recursive=body.recursive, missing_ok=body.missing_ok
+    )
     return json_reply(Empty())
 
 
@@ -311,23 +354,38 @@ async def remove_file(call: Call) -> Reply:
     response=Empty,
     errors=_FAILURES,
 )
-async def make_symlink(call: Call) -> Reply:
+async def make_symlink(call: RequestContext) -> Reply:
     body = await call.body(SymlinkBody)
-    await _do(call, "symlink", body, target=body.target)
+    await call.engine.files.symlink(*_target(call, body), body.target, _acting(call, body))
     return json_reply(Empty())
 
 
 @table.route(
     "POST",
     f"{_OWN}/readlink",
-    summary="What a symbolic link says",
+    summary="Get the target of a symbolic link",
     request=ReadlinkBody,
     response=LinkShown,
     errors=_FAILURES,
 )
-async def read_symlink(call: Call) -> Reply:
+async def read_symlink(call: RequestContext) -> Reply:
     body = await call.body(ReadlinkBody)
-    return json_reply(LinkShown(target=(await _do(call, "readlink", body))["target"]))
+    target = await call.engine.files.readlink(*_target(call, body), _acting(call, body))
+    return json_reply(LinkShown(target=target))
+
+
+@table.route(
+    "POST",
+    f"{_OWN}/realpath",
+    summary="Get a path without symbolic links",
+    request=RealpathBody,
+    response=PathShown,
+    errors=_FAILURES,
+)
+async def resolve_path(call: RequestContext) -> Reply:
+    body = await call.body(RealpathBody)
+    path = await call.engine.files.realpath(*_target(call, body), _acting(call, body), strict=body.strict)
+    return json_reply(PathShown(path=path))
 
 
 @table.route(
@@ -338,43 +396,48 @@ async def read_symlink(call: Call) -> Reply:
     response=Empty,
     errors=_FAILURES,
 )
-async def change_mode(call: Call) -> Reply:
+async def change_mode(call: RequestContext) -> Reply:
     body = await call.body(ChmodBody)
-    await _do(call, "chmod", body, mode=body.mode)
+    await call.engine.files.chmod(*_target(call, body), body.mode, _acting(call, body))
     return json_reply(Empty())
 
 
 @table.route(
     "POST", f"{_OWN}/copy", summary="Copy a file", request=CopyBody, response=Written, errors=_FAILURES
 )
-async def copy_file(call: Call) -> Reply:
+async def copy_file(call: RequestContext) -> Reply:
     body = await call.body(CopyBody)
-    copied = await _do(call, "copy", body, target=body.target, parents=body.parents)
-    return json_reply(Written(bytes_written=copied["bytes_written"]))
+    copied = await call.engine.files.copy(
+        *_target(call, body), body.target, _acting(call, body), parents=body.parents
+    )
+    return json_reply(Written(bytes_written=copied))
 
 
 @table.route(
     "POST",
     f"{_OWN}/watch",
-    summary="Tell of changes below a directory as they happen, until the client goes away",
+    summary="Report changes below a directory as they happen, until the client disconnects",
     request=WatchBody,
     response=ChangesRecord,
     response_types=(NDJSON,),
     errors=_FAILURES,
 )
-async def watch_files(call: Call) -> Stream:
+async def watch_files(call: RequestContext) -> ChunkedReply:
     body = await call.body(WatchBody)
     scope, session = call.session()
     acting = _acting(call, body)
-    cwd = acting.get("cwd", call.engine.sessions.get(scope.project, session).cwd)
+    cwd = acting.cwd or call.engine.sessions.get(scope.project, session).cwd
     path = posixpath.join(cwd, body.path)
-    watching = call.engine.files.watch(scope.project, session, path, recursive=body.recursive, **acting)
+    watching = call.engine.files.watch(scope.project, session, path, acting, recursive=body.recursive)
 
     async def records() -> AsyncGenerator[bytes, None]:
         begun = False
         async for changes in watching:
-            shown = [ChangeObject(**change) for change in changes]
+            shown = [
+                ChangeObject(kind=change.kind, path=change.path, directory=change.directory)
+                for change in changes
+            ]
             yield record(ChangesRecord(changes=shown, path=UNSET if begun else path))
             begun = True
 
-    return Stream(NDJSON, batched(await started(records())))
+    return ChunkedReply(NDJSON, batched(await started(records())))

@@ -1,7 +1,7 @@
-"""Images of the host: list, pull, import, delete.
+"""Images: list, pull, import, delete.
 
-They belong to the machine, not to a project. Everybody may list and pull; importing reads the server's own
-files and deleting takes an image away from everybody, so both are for the local user only.
+A pulled image belongs to the project it was pulled for. Importing reads the server's own files and makes an
+image for every project, so it is for the local user only, as is deleting such an image.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
+from sandkeep.engine.images import Wanted
 from sandkeep.errors import AccessDenied, InvalidRequest, SandkeepError
-from sandkeep.server.http import Reply, Stream, json_reply
+from sandkeep.server.app import RequestContext
+from sandkeep.server.http import ChunkedReply, Reply, json_reply
 from sandkeep.server.output import HEARTBEAT_SECONDS
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import REFUSALS
@@ -29,16 +31,15 @@ from sandkeep.wire.openapi import NDJSON
 from sandkeep.wire.streams import HEARTBEAT, record
 
 if TYPE_CHECKING:
-    from sandkeep.server.app import Call
+    from sandkeep.host.images.image import Image
 
 table = Table("images")
 
 
 @table.route("GET", "/v1/images", summary="List images, oldest first", response=ImageList, errors=REFUSALS)
-async def list_images(call: Call) -> Reply:
-    call.scope()
-    found = await call.engine.storage.call("image.list")
-    return json_reply(ImageList(images=[_shown(image) for image in found["images"]]))
+async def list_images(call: RequestContext) -> Reply:
+    found = await call.engine.images.list(call.scope().project)
+    return json_reply(ImageList(images=[_shown(image) for image in found]))
 
 
 @table.route(
@@ -50,38 +51,42 @@ async def list_images(call: Call) -> Reply:
     response_types=(NDJSON,),
     errors=REFUSALS,
 )
-async def pull_image(call: Call) -> Stream:
+async def pull_image(call: RequestContext) -> ChunkedReply:
     body = await call.body(PullBody)
     project = call.scope(make=True).project
     username, password = given(body.username, ""), given(body.password, "")
     if bool(username) != bool(password):
-        raise InvalidRequest("username and password go together", field="password")
-    arguments: dict[str, Any] = {"reference": body.reference, "insecure": body.insecure}
-    if username:
-        arguments["auth"] = [username, password]
-    if platform := given(body.platform, ""):
-        arguments["platform"] = platform
-    return Stream(NDJSON, _pulling(call, project, arguments))
+        raise InvalidRequest("username and password must be given together", field="password")
+    wanted = Wanted(
+        reference=body.reference,
+        platform=given(body.platform, None),
+        auth=(username, password) if username else None,
+        insecure=body.insecure,
+        operator=_is_local(call),
+        shared=body.shared,
+    )
+    call.engine.images.check(wanted)
+    return ChunkedReply(NDJSON, _pulling(call, project, wanted))
 
 
-async def _pulling(call: Call, project: str, arguments: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-    """Records. A client that goes away does not end the pull: the next one finds what has arrived."""
+async def _pulling(call: RequestContext, project: str, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+    """Yield records. A client that disconnects does not end the pull: the next one finds what has arrived."""
     news: asyncio.Queue[PullProgress | None] = asyncio.Queue()
     pull = asyncio.create_task(
-        call.engine.storage.call(
-            "image.pull",
+        call.engine.images.pull(
+            project,
+            wanted,
             progress=lambda what, done, total: news.put_nowait(
                 PullProgress(what=what, done=done, total=total)
             ),
-            **arguments,
         ),
-        name=f"pull {arguments['reference']}",
+        name=f"pull {wanted.reference}",
     )
 
     def ended(task: asyncio.Task[Any]) -> None:
         news.put_nowait(None)
         if not task.cancelled():
-            task.exception()  # seen, also when nobody is left to be told
+            task.exception()  # retrieve it, even if no client is left to get it
 
     pull.add_done_callback(ended)
     try:
@@ -94,9 +99,7 @@ async def _pulling(call: Call, project: str, arguments: dict[str, Any]) -> Async
             if item is None:
                 break
             yield record(PullRecord(progress=item))
-        pulled = pull.result()
-        call.engine.record("image.pulled", project, image=pulled["id"], name=arguments["reference"])
-        yield record(PullRecord(image=_shown(pulled)))
+        yield record(PullRecord(image=_shown(pull.result())))
     except SandkeepError as error:
         yield record(PullRecord(error=error.to_json()))
     finally:
@@ -111,17 +114,17 @@ async def _pulling(call: Call, project: str, arguments: dict[str, Any]) -> Async
     response=ImageShown,
     errors=(*REFUSALS, "bad_request"),
 )
-async def import_image(call: Call) -> Reply:
+async def import_image(call: RequestContext) -> Reply:
     body = await call.body(ImportBody)
     _only_local(call)
-    arguments: dict[str, Any] = {"kind": body.kind, "path": body.path, "name": body.name}
-    if chosen := given(body.reference, ""):
-        if body.kind not in ("oci-layout", "docker-archive"):
-            raise InvalidRequest(f"a {body.kind} holds one image only", field="reference")
-        arguments["reference" if body.kind == "oci-layout" else "tag"] = chosen
+    reference = given(body.reference, "") or None
+    if reference and body.kind not in ("oci-layout", "docker-archive"):
+        raise InvalidRequest(f"a {body.kind} holds one image only", field="reference")
     project = call.scope(make=True).project
-    made = await call.engine.storage.call("image.import", **arguments)
-    call.engine.record("image.imported", project, image=made["id"], name=body.name)
+    made = await call.engine.storage.import_image(
+        body.path, kind=body.kind, name=body.name, reference=reference
+    )
+    call.engine.record("image.imported", project, image=made.id, name=body.name)
     return json_reply(ImageShown(image=_shown(made)))
 
 
@@ -134,26 +137,29 @@ async def import_image(call: Call) -> Reply:
     response=ImageShown,
     errors=(*REFUSALS, "not_found", "conflict"),
 )
-async def delete_image(call: Call) -> Reply:
-    _only_local(call)
-    name, project = call.params["image"], call.scope(make=True).project
-    found = await call.engine.storage.call("image.get", image=name)
-    await call.engine.storage.call("image.remove", image=name)
-    call.engine.record("image.deleted", project, image=found["id"], name=name)
-    return json_reply(ImageShown(image=_shown(found)))
+async def delete_image(call: RequestContext) -> Reply:
+    project = call.scope(make=_is_local(call)).project
+    deleted = await call.engine.images.delete(project, call.params["image"], operator=_is_local(call))
+    return json_reply(ImageShown(image=_shown(deleted)))
 
 
-def _only_local(call: Call) -> None:
-    if call.caller.project is not None:
+def _is_local(call: RequestContext) -> bool:
+    """Whether the caller is the operator, over the unix socket without a token."""
+    return call.caller.project is None
+
+
+def _only_local(call: RequestContext) -> None:
+    if not _is_local(call):
         raise AccessDenied("only the local user of the server's machine may do this")
 
 
-def _shown(image: dict[str, Any]) -> ImageObject:
+def _shown(image: Image) -> ImageObject:
     return ImageObject(
-        id=image["id"],
-        kind=image["kind"],
-        names=list(image["names"]),
-        size_bytes=image["size"],
-        created_at=image["created_ms"],
-        warnings=list(image["warnings"]),
+        id=image.id,
+        kind=image.kind,
+        shared=not image.owners,
+        names=list(image.names),
+        size_bytes=image.size,
+        created_at=image.created_ms,
+        warnings=list(image.warnings),
     )

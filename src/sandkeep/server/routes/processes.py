@@ -1,15 +1,18 @@
-"""Processes in full: records of every kind, exact output, and what runs elsewhere and is only observed."""
+"""Processes in full: their records, exact output, and processes that run elsewhere and are observed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkeep.server import output, show
-from sandkeep.server.http import Reply, Stream, json_reply
+from sandkeep.server import output, present
+from sandkeep.server.app import RequestContext
+from sandkeep.server.http import ChunkedReply, Reply, json_reply
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import REFUSALS
 from sandkeep.wire import frames
-from sandkeep.wire.additions import (
+from sandkeep.wire.base import given
+from sandkeep.wire.openapi import NDJSON, OCTETS
+from sandkeep.wire.v1 import (
     Appended,
     AppendQuery,
     FinishBody,
@@ -18,11 +21,9 @@ from sandkeep.wire.additions import (
     ProcessList,
     ProcessShown,
 )
-from sandkeep.wire.base import given
-from sandkeep.wire.openapi import NDJSON, OCTETS
 
 if TYPE_CHECKING:
-    from sandkeep.server.app import Call
+    pass
 
 table = Table("processes")
 
@@ -38,38 +39,40 @@ _FAILURES = (*REFUSALS, "not_found")
     response=ProcessList,
     errors=_FAILURES,
 )
-async def list_processes(call: Call) -> Reply:
+async def list_processes(call: RequestContext) -> Reply:
     scope, session = call.session()
     rows = call.engine.processes.list(scope.project, session)
-    return json_reply(ProcessList(processes=[show.process(row) for row in rows]))
+    return json_reply(ProcessList(processes=[present.process(row) for row in rows]))
 
 
 @table.route("GET", _PROCESS, summary="Get a process", response=ProcessShown, errors=_FAILURES)
-async def get_process(call: Call) -> Reply:
+async def get_process(call: RequestContext) -> Reply:
     scope, session = call.session()
     row = call.engine.processes.get(scope.project, session, call.params["process"])
-    return json_reply(ProcessShown(process=show.process(row)))
+    return json_reply(ProcessShown(process=present.process(row)))
 
 
 @table.route(
     "GET",
     f"{_PROCESS}/output",
-    summary="The exact bytes a process printed, with offset, time and stream, from any offset",
+    summary="Get the exact output of a process, with offset, time and stream, from any offset",
     query=OutputQuery,
     response_types=(NDJSON, frames.CONTENT_TYPE),
     errors=_FAILURES,
 )
-async def process_output(call: Call) -> Stream:
+async def process_output(call: RequestContext) -> ChunkedReply:
     query = call.query(OutputQuery)
     scope, session = call.session()
     where = (scope.project, session, call.params["process"])
-    call.engine.processes.get(*where)
+    call.engine.processes.require_output(*where)
     items = call.engine.processes.output(*where, offset=query.offset, follow=query.follow)
+    if query.follow:
+        items = output.to_the_end(items, query.offset)
     if frames.CONTENT_TYPE.encode() in (call.request.header(b"accept") or b""):
-        return Stream(
+        return ChunkedReply(
             frames.CONTENT_TYPE, output.batched(output.byte_frames(items), heartbeat=frames.HEARTBEAT)
         )
-    return Stream(NDJSON, output.batched(output.guarded(output.byte_records(items), call.app.log)))
+    return ChunkedReply(NDJSON, output.batched(output.guarded(output.byte_records(items), call.app.log)))
 
 
 @table.route(
@@ -80,13 +83,13 @@ async def process_output(call: Call) -> Stream:
     response=ProcessShown,
     errors=_FAILURES,
 )
-async def observe_process(call: Call) -> Reply:
+async def observe_process(call: RequestContext) -> Reply:
     body = await call.body(ObserveBody)
     scope, session = call.session()
     row = call.engine.processes.observe(
         scope.project, session, command=body.command, args=body.args, cwd=body.cwd
     )
-    return json_reply(ProcessShown(process=show.process(row)))
+    return json_reply(ProcessShown(process=present.process(row)))
 
 
 @table.route(
@@ -98,7 +101,7 @@ async def observe_process(call: Call) -> Reply:
     response=Appended,
     errors=(*_FAILURES, "payload_too_large"),
 )
-async def append_output(call: Call) -> Reply:
+async def append_output(call: RequestContext) -> Reply:
     query = call.query(AppendQuery)
     data = await call.request.body(call.config.max_json_bytes)
     scope, session = call.session()
@@ -116,7 +119,7 @@ async def append_output(call: Call) -> Reply:
     response=ProcessShown,
     errors=_FAILURES,
 )
-async def finish_process(call: Call) -> Reply:
+async def finish_process(call: RequestContext) -> Reply:
     body = await call.body(FinishBody)
     scope, session = call.session()
     row = call.engine.processes.finish(
@@ -126,4 +129,4 @@ async def finish_process(call: Call) -> Reply:
         exit_code=given(body.exit_code, None),
         reason=given(body.reason, None),
     )
-    return json_reply(ProcessShown(process=show.process(row)))
+    return json_reply(ProcessShown(process=present.process(row)))

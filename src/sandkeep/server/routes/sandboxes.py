@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from sandkeep.server import show
+from sandkeep.server import present
+from sandkeep.server.app import RequestContext
 from sandkeep.server.http import Reply, json_reply
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import REFUSALS, page_request
+from sandkeep.states import SandboxSort
 from sandkeep.store.rows import SessionStatus
-from sandkeep.types import SandboxSort
-from sandkeep.wire.base import given
+from sandkeep.wire.base import given, known
 from sandkeep.wire.bodies import CreateBody, ForkBody, UpdateBody
 from sandkeep.wire.queries import DeleteSandboxQuery, GetSandboxQuery, ListSandboxesQuery
 from sandkeep.wire.responses import SandboxDeleted, SandboxPage, SandboxStarted, SandboxUpdated
 
 if TYPE_CHECKING:
     from sandkeep.engine.sandboxes import Started
-    from sandkeep.server.app import Call
     from sandkeep.server.auth import Scope
 
 table = Table("sandboxes")
@@ -32,13 +34,14 @@ _SORTS = {
 }
 
 
-def started_reply(call: Call, found: Started, scope: Scope) -> Reply:
+def started_reply(call: RequestContext, found: Started, scope: Scope) -> Reply:
     return json_reply(
         SandboxStarted(
-            sandbox=show.sandbox(call.engine, found.sandbox, project=scope.shown, session=found.session),
-            session=show.session(found.session, project=scope.shown),
-            routes=show.routes(call.engine, found.sandbox),
+            sandbox=present.sandbox(call.engine, found.sandbox, project=scope.shown, session=found.session),
+            session=present.session(found.session, project=scope.shown),
+            routes=present.routes(call.engine, found.sandbox),
             resumed=found.resumed,
+            **known(left_out=found.left_out),
         )
     )
 
@@ -51,27 +54,32 @@ def started_reply(call: Call, found: Started, scope: Scope) -> Reply:
     response=SandboxStarted,
     errors=(*REFUSALS, "not_found", "snapshot_not_found", "drive_attached", "limit_reached", "host_cannot"),
 )
-async def create_sandbox(call: Call) -> Reply:
+async def create_sandbox(call: RequestContext) -> Reply:
     return await _create(call, legacy=False)
 
 
 @table.route(
     "POST",
     "/v2/sandboxes",
-    summary="Create a sandbox, of a runtime unless an image is named",
+    summary="Create a sandbox with a runtime unless an image is given",
     request=CreateBody,
     response=SandboxStarted,
     errors=(*REFUSALS, "not_found", "snapshot_not_found", "drive_attached", "limit_reached", "host_cannot"),
 )
-async def create_runtime_sandbox(call: Call) -> Reply:
+async def create_runtime_sandbox(call: RequestContext) -> Reply:
     return await _create(call, legacy=True)
 
 
-async def _create(call: Call, *, legacy: bool) -> Reply:
+async def _create(call: RequestContext, *, legacy: bool) -> Reply:
     body = await call.body(CreateBody)
     spec = body.spec(legacy=legacy)
+    longest = timedelta(milliseconds=call.engine.settings.max_timeout_ms)
+    if body.timeout is UNSET and spec.timeout > longest:
+        spec = replace(spec, timeout=longest)
     scope = call.scope(project=body.project_id, make=True)
-    return started_reply(call, await call.engine.sandboxes.create(scope.project, spec), scope)
+    # Official clients name runtimes only on the older route, and accept what the machine has instead.
+    made = await call.engine.sandboxes.create(scope.project, spec, key=call.key(), exact=not legacy)
+    return started_reply(call, made, scope)
 
 
 @table.route(
@@ -82,7 +90,7 @@ async def _create(call: Call, *, legacy: bool) -> Reply:
     response=SandboxPage,
     errors=REFUSALS,
 )
-async def list_sandboxes(call: Call) -> Reply:
+async def list_sandboxes(call: RequestContext) -> Reply:
     query = call.query(ListSandboxesQuery)
     scope = call.scope()
     status = query.status
@@ -96,8 +104,8 @@ async def list_sandboxes(call: Call) -> Reply:
     )
     return json_reply(
         SandboxPage(
-            sandboxes=[show.sandbox(call.engine, row, project=scope.shown) for row in page.items],
-            pagination=show.pagination(page),
+            sandboxes=[present.sandbox(call.engine, row, project=scope.shown) for row in page.items],
+            pagination=present.pagination(page),
         )
     )
 
@@ -108,9 +116,9 @@ async def list_sandboxes(call: Call) -> Reply:
     summary="Get a sandbox with its latest session; with resume, start one if none is active",
     query=GetSandboxQuery,
     response=SandboxStarted,
-    errors=(*REFUSALS, "not_found", "snapshot_not_found", "drive_attached", "limit_reached"),
+    errors=(*REFUSALS, "not_found", "snapshot_not_found", "drive_attached", "limit_reached", "host_cannot"),
 )
-async def get_sandbox(call: Call) -> Reply:
+async def get_sandbox(call: RequestContext) -> Reply:
     query = call.query(GetSandboxQuery)
     scope = call.scope()
     name = call.params["name"]
@@ -120,14 +128,37 @@ async def get_sandbox(call: Call) -> Reply:
 
 
 @table.route(
+    "POST",
+    "/v1/sandboxes/{name}/resume",
+    summary="Resume a sandbox if its configuration matches the body",
+    request=CreateBody,
+    response=SandboxStarted,
+    errors=(
+        *REFUSALS,
+        "not_found",
+        "snapshot_not_found",
+        "conflict",
+        "drive_attached",
+        "limit_reached",
+        "host_cannot",
+    ),
+)
+async def resume_sandbox(call: RequestContext) -> Reply:
+    asked = (await call.body(CreateBody)).changes()
+    scope = call.scope()
+    found = await call.engine.sandboxes.resume(scope.project, call.params["name"], asked=asked)
+    return started_reply(call, found, scope)
+
+
+@table.route(
     "PATCH",
     "/v2/sandboxes/{name}",
-    summary="Change what future sessions are started with",
+    summary="Change the configuration of future sessions",
     request=UpdateBody,
     response=SandboxUpdated,
-    errors=(*REFUSALS, "not_found", "snapshot_not_found"),
+    errors=(*REFUSALS, "not_found", "snapshot_not_found", "host_cannot"),
 )
-async def update_sandbox(call: Call) -> Reply:
+async def update_sandbox(call: RequestContext) -> Reply:
     body = await call.body(UpdateBody)
     changes = body.changes()
     scope = call.scope()
@@ -139,8 +170,8 @@ async def update_sandbox(call: Call) -> Reply:
     )
     return json_reply(
         SandboxUpdated(
-            sandbox=show.sandbox(call.engine, row, project=scope.shown),
-            routes=show.routes(call.engine, row) if "ports" in changes else UNSET,
+            sandbox=present.sandbox(call.engine, row, project=scope.shown),
+            routes=present.routes(call.engine, row) if "ports" in changes else UNSET,
         )
     )
 
@@ -153,13 +184,16 @@ async def update_sandbox(call: Call) -> Reply:
     response=SandboxDeleted,
     errors=(*REFUSALS, "not_found"),
 )
-async def delete_sandbox(call: Call) -> Reply:
+async def delete_sandbox(call: RequestContext) -> Reply:
     query = call.query(DeleteSandboxQuery)
     scope = call.scope()
     row = await call.engine.sandboxes.destroy(
-        scope.project, call.params["name"], delete_orphan_snapshots=query.delete_orphan_snapshots
+        scope.project,
+        call.params["name"],
+        delete_orphan_snapshots=query.delete_orphan_snapshots,
+        session=given(query.session, None),
     )
-    return json_reply(SandboxDeleted(sandbox=show.sandbox(call.engine, row, project=scope.shown)))
+    return json_reply(SandboxDeleted(sandbox=present.sandbox(call.engine, row, project=scope.shown)))
 
 
 @table.route(
@@ -169,12 +203,16 @@ async def delete_sandbox(call: Call) -> Reply:
     request=ForkBody,
     request_required=False,
     response=SandboxStarted,
-    errors=(*REFUSALS, "not_found", "snapshot_not_found", "drive_attached", "limit_reached"),
+    errors=(*REFUSALS, "not_found", "snapshot_not_found", "drive_attached", "limit_reached", "host_cannot"),
 )
-async def fork_sandbox(call: Call) -> Reply:
+async def fork_sandbox(call: RequestContext) -> Reply:
     body = await call.body(ForkBody)
     changes = body.changes()
     scope = call.scope()
     return started_reply(
-        call, await call.engine.sandboxes.fork(scope.project, call.params["name"], changes), scope
+        call,
+        await call.engine.sandboxes.fork(
+            scope.project, call.params["name"], changes, live=body.live, key=call.key()
+        ),
+        scope,
     )

@@ -1,9 +1,10 @@
-"""Secrets of a project: set, list, delete. No answer holds a value."""
+"""Secrets of a project: set, list, delete. Responses never hold a value."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sandkeep.server.app import RequestContext
 from sandkeep.server.http import Reply, json_reply
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import REFUSALS
@@ -13,13 +14,12 @@ from sandkeep.wire.secrets import SecretBody, SecretList, SecretObject, SecretSh
 
 if TYPE_CHECKING:
     from sandkeep.engine.secrets import Secret
-    from sandkeep.server.app import Call
 
 table = Table("secrets")
 
 
 @table.route("GET", "/v1/secrets", summary="List secrets by name", response=SecretList, errors=REFUSALS)
-async def list_secrets(call: Call) -> Reply:
+async def list_secrets(call: RequestContext) -> Reply:
     found = call.engine.secrets.list(call.scope().project)
     return json_reply(SecretList(secrets=[_shown(secret) for secret in found]))
 
@@ -27,12 +27,12 @@ async def list_secrets(call: Call) -> Reply:
 @table.route(
     "PUT",
     "/v1/secrets/{secret}",
-    summary="Store a value under a name, in place of the one before; running sessions get it",
+    summary="Store a value under a name, replacing the previous one; running sessions get it",
     request=SecretBody,
     response=SecretShown,
     errors=REFUSALS,
 )
-async def set_secret(call: Call) -> Reply:
+async def set_secret(call: RequestContext) -> Reply:
     body = await call.body(SecretBody)
     scope = call.scope(make=True)
     stored = await call.engine.secrets.set(scope.project, call.params["secret"], body.value)
@@ -42,13 +42,13 @@ async def set_secret(call: Call) -> Reply:
 @table.route(
     "DELETE",
     "/v1/secrets/{secret}",
-    summary="Forget a value; requests that need it fail from now on",
+    summary="Delete a value; requests that need it fail from now on",
     request=Body,
     request_required=False,
     response=Empty,
     errors=(*REFUSALS, "not_found"),
 )
-async def delete_secret(call: Call) -> Reply:
+async def delete_secret(call: RequestContext) -> Reply:
     await call.engine.secrets.remove(call.scope().project, call.params["secret"])
     return json_reply(Empty())
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from msgspec import UNSET
 
+from sandkeep.engine.files import Acting
 from sandkeep.engine.lifecycle import Operation
+from sandkeep.engine.sessions import Usage
 from sandkeep.errors import NotFound
-from sandkeep.server import show
+from sandkeep.server import present
+from sandkeep.server.app import RequestContext
+from sandkeep.server.auth import Scope
 from sandkeep.server.http import Reply, json_reply
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import NEEDS_SESSION, REFUSALS, page_request
 from sandkeep.server.terminal import PATH
-from sandkeep.store.rows import SessionStatus
-from sandkeep.wire.additions import TerminalBody, UsageShown
+from sandkeep.store.rows import Session, SessionStatus, Snapshot
 from sandkeep.wire.base import Body, given
 from sandkeep.wire.bodies import ExtendBody, SnapshotBody
 from sandkeep.wire.policies import PolicyBody
@@ -27,9 +30,7 @@ from sandkeep.wire.responses import (
     SnapshotTaken,
     TerminalOpened,
 )
-
-if TYPE_CHECKING:
-    from sandkeep.server.app import Call
+from sandkeep.wire.v1 import TerminalBody, UsageShown
 
 table = Table("sessions")
 
@@ -44,7 +45,7 @@ _SESSION = "/v2/sandboxes/sessions/{session}"
     response=SessionPage,
     errors=(*REFUSALS, "not_found"),
 )
-async def list_sessions(call: Call) -> Reply:
+async def list_sessions(call: RequestContext) -> Reply:
     query = call.query(ListSessionsQuery)
     scope = call.scope()
     store = call.engine.store
@@ -54,20 +55,27 @@ async def list_sessions(call: Call) -> Reply:
     )
     return json_reply(
         SessionPage(
-            sessions=[show.session(row, project=scope.shown) for row in page.items],
-            pagination=show.pagination(page),
+            sessions=[present.session(row, project=scope.shown) for row in page.items],
+            pagination=present.pagination(page),
         )
     )
 
 
-@table.route("GET", _SESSION, summary="Get a session", response=SessionShown, errors=(*REFUSALS, "not_found"))
-async def get_session(call: Call) -> Reply:
+@table.route(
+    "GET",
+    _SESSION,
+    summary="Get a session",
+    response=SessionShown,
+    errors=(*REFUSALS, "not_found"),
+    uses_session=False,
+)
+async def get_session(call: RequestContext) -> Reply:
     scope, session = call.session()
     row = call.engine.sessions.get(scope.project, session)
     return json_reply(
         SessionShown(
-            session=show.session(row, project=scope.shown),
-            routes=show.routes(
+            session=present.session(row, project=scope.shown),
+            routes=present.routes(
                 call.engine, call.engine.store.sandboxes.find(scope.project, row.sandbox_name)
             ),
         )
@@ -77,24 +85,29 @@ async def get_session(call: Call) -> Reply:
 @table.route(
     "POST",
     f"{_SESSION}/stop",
-    summary="Stop a session and, when its sandbox is persistent, snapshot it",
+    summary="Stop a session and, if its sandbox is persistent, snapshot it",
     request=Body,
     request_required=False,
     response=SessionStopped,
     errors=(*REFUSALS, "not_found"),
 )
-async def stop_session(call: Call) -> Reply:
+async def stop_session(call: RequestContext) -> Reply:
     scope, session = call.session()
+    before = call.engine.sessions.get(scope.project, session)
+    # By id: the name may belong to a new sandbox by now.
+    goes = call.engine.store.sandboxes.find_by_id(scope.project, before.sandbox or "")
     row, snapshot = await call.engine.sessions.stop(scope.project, session)
-    # By id: the name may belong to another sandbox by now.
     sandbox = call.engine.store.sandboxes.find_by_id(scope.project, row.sandbox or "")
+    if sandbox is None and goes is not None and goes.destroy_on_stop:
+        sandbox = replace(goes, status=row.status)  # the server has destroyed it by now
     if sandbox is None:
-        raise NotFound(f"the sandbox {row.sandbox_name} is gone", kind="sandbox", name=row.sandbox_name)
+        name = row.sandbox_name
+        raise NotFound(f"the sandbox {name} no longer exists", kind="sandbox", name=name)
     return json_reply(
         SessionStopped(
-            session=show.session(row, project=scope.shown),
-            sandbox=show.sandbox(call.engine, sandbox, project=scope.shown),
-            snapshot=UNSET if snapshot is None else show.snapshot(snapshot),
+            session=present.session(row, project=scope.shown),
+            sandbox=present.sandbox(call.engine, sandbox, project=scope.shown),
+            snapshot=UNSET if snapshot is None else present.snapshot(snapshot),
         )
     )
 
@@ -102,16 +115,16 @@ async def stop_session(call: Call) -> Reply:
 @table.route(
     "POST",
     f"{_SESSION}/extend-timeout",
-    summary="Let a session live longer",
+    summary="Extend the time limit of a session",
     request=ExtendBody,
     response=SessionChanged,
     errors=(*REFUSALS, *NEEDS_SESSION, "sandbox_timeout_invalid"),
 )
-async def extend_session(call: Call) -> Reply:
+async def extend_session(call: RequestContext) -> Reply:
     body = await call.body(ExtendBody)
     scope, session = call.session()
     row = await call.engine.sessions.extend(scope.project, session, by_ms=body.duration)
-    return json_reply(SessionChanged(session=show.session(row, project=scope.shown)))
+    return json_reply(SessionChanged(session=present.session(row, project=scope.shown)))
 
 
 @table.route(
@@ -122,30 +135,29 @@ async def extend_session(call: Call) -> Reply:
     response=SessionChanged,
     errors=(*REFUSALS, *NEEDS_SESSION),
 )
-async def set_network_policy(call: Call) -> Reply:
+async def set_network_policy(call: RequestContext) -> Reply:
     policy = (await call.body(PolicyBody)).policy()
     scope, session = call.session()
     row = await call.engine.sandboxes.set_policy(scope.project, session, policy)
-    return json_reply(SessionChanged(session=show.session(row, project=scope.shown)))
+    return json_reply(SessionChanged(session=present.session(row, project=scope.shown)))
 
 
 @table.route(
     "POST",
     f"{_SESSION}/snapshot",
-    summary="Snapshot a session, which ends it",
+    summary="Snapshot a session and end it",
     request=SnapshotBody,
     request_required=False,
     response=SnapshotTaken,
     errors=(*REFUSALS, *NEEDS_SESSION),
 )
-async def snapshot_session(call: Call) -> Reply:
+async def snapshot_session(call: RequestContext) -> Reply:
     body = await call.body(SnapshotBody)
     scope, session = call.session()
     row, snapshot = await call.engine.sessions.snapshot(
         scope.project, session, lifetime_ms=given(body.expiration, None)
     )
-    shown = SnapshotTaken(snapshot=show.snapshot(snapshot), session=show.session(row, project=scope.shown))
-    return json_reply(shown)
+    return _snapshot_taken(scope, row, snapshot)
 
 
 @table.route(
@@ -157,63 +169,71 @@ async def snapshot_session(call: Call) -> Reply:
     response=SnapshotTaken,
     errors=(*REFUSALS, *NEEDS_SESSION),
 )
-async def checkpoint_session(call: Call) -> Reply:
+async def checkpoint_session(call: RequestContext) -> Reply:
     body = await call.body(SnapshotBody)
     scope, session = call.session()
     row, snapshot = await call.engine.sessions.checkpoint(
-        scope.project, session, lifetime_ms=given(body.expiration, None)
+        scope.project, session, lifetime_ms=given(body.expiration, None), key=call.key()
     )
-    shown = SnapshotTaken(snapshot=show.snapshot(snapshot), session=show.session(row, project=scope.shown))
-    return json_reply(shown)
+    return _snapshot_taken(scope, row, snapshot)
+
+
+def _snapshot_taken(scope: Scope, session: Session, snapshot: Snapshot) -> Reply:
+    taken = SnapshotTaken(
+        snapshot=present.snapshot(snapshot), session=present.session(session, project=scope.shown)
+    )
+    return json_reply(taken)
 
 
 @table.route(
     "POST",
     f"{_SESSION}/interactive",
-    summary="Open a terminal, as a user: where to connect, and with which one-time token",
+    summary="Open a terminal as a user: get the address and the one-time token",
     request=TerminalBody,
     request_required=False,
     response=TerminalOpened,
     errors=(*REFUSALS, *NEEDS_SESSION),
 )
-async def open_terminal(call: Call) -> Reply:
+async def open_terminal(call: RequestContext) -> Reply:
     body = await call.body(TerminalBody)
     scope, session = call.session()
     await call.engine.sessions.require(scope.project, session, Operation.TERMINAL)
     user = given(body.user, None)
     if user is not None:
         # Looked at as that user, which tells whether there is one before anybody connects.
-        await call.engine.files.do(scope.project, session, "stat", path="/", user=user)
+        await call.engine.files.stat(scope.project, session, "/", Acting(user=user))
     # "http" to "ws" keeps the "s" of "https".
     url = call.origin().replace("http", "ws", 1) + PATH + session
-    token = call.app.terminals.issue(scope.project, session, user, token=call.caller.token)
+    extend = given(body.extend_timeout, False)
+    token = call.app.terminals.issue(scope.project, session, user, token=call.caller.token, extend=extend)
     return json_reply(TerminalOpened(url=url, token=token))
 
 
 @table.route(
     "GET",
     "/v1/sessions/{session}/usage",
-    summary="What a session has used so far",
+    summary="Get the usage of a session so far",
     response=UsageShown,
     errors=(*REFUSALS, "not_found"),
+    uses_session=False,
 )
-async def session_usage(call: Call) -> Reply:
+async def session_usage(call: RequestContext) -> Reply:
     scope, session = call.session()
     row = call.engine.sessions.get(scope.project, session)
-    live = await call.engine.sessions.usage(row) if row.status is SessionStatus.RUNNING else {}
-    return json_reply(UsageShown(usage=show.usage(row, live)))
+    live = await call.engine.sessions.usage(row) if row.status is SessionStatus.RUNNING else Usage()
+    return json_reply(UsageShown(usage=present.usage(row, live)))
 
 
 @table.route(
     "GET",
     "/v1/sandboxes/{name}/usage",
-    summary="What all sessions of a sandbox have used, the current one included",
+    summary="Get the usage of all sessions of a sandbox, including the current one",
     response=UsageShown,
     errors=(*REFUSALS, "not_found"),
 )
-async def sandbox_usage(call: Call) -> Reply:
+async def sandbox_usage(call: RequestContext) -> Reply:
     scope = call.scope()
     found = call.engine.sandboxes.get(scope.project, call.params["name"])
     running = found.session.status is SessionStatus.RUNNING
-    live = await call.engine.sessions.usage(found.session) if running else {}
-    return json_reply(UsageShown(usage=show.total_usage(found.sandbox, live)))
+    live = await call.engine.sessions.usage(found.session) if running else Usage()
+    return json_reply(UsageShown(usage=present.total_usage(found.sandbox, live)))

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
 
-from sandkeep.server import show
+from sandkeep.server import present
+from sandkeep.server.app import RequestContext
 from sandkeep.server.http import Reply, json_reply
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import REFUSALS, page_request
-from sandkeep.types import SortOrder
+from sandkeep.states import SortOrder
 from sandkeep.wire.objects import Pagination, TreeNode, tree_node
 from sandkeep.wire.queries import ListSnapshotsQuery, SnapshotTreeQuery
 from sandkeep.wire.responses import SnapshotPage, SnapshotShown, SnapshotTree
 
 if TYPE_CHECKING:
     from sandkeep.engine.snapshots import Node
-    from sandkeep.server.app import Call
 
 table = Table("snapshots")
 
@@ -32,7 +32,7 @@ _MOST_SIBLINGS = 20
     response=SnapshotPage,
     errors=(*REFUSALS, "not_found"),
 )
-async def list_snapshots(call: Call) -> Reply:
+async def list_snapshots(call: RequestContext) -> Reply:
     query = call.query(ListSnapshotsQuery)
     scope = call.scope()
     store = call.engine.store
@@ -44,7 +44,7 @@ async def list_snapshots(call: Call) -> Reply:
     rows = [row for row in page.items if isinstance(wanted, UnsetType) or row.status.value == wanted.value]
     return json_reply(
         SnapshotPage(
-            snapshots=[show.snapshot(row) for row in rows],
+            snapshots=[present.snapshot(row) for row in rows],
             pagination=Pagination(count=len(rows), next=page.next),
         )
     )
@@ -53,14 +53,14 @@ async def list_snapshots(call: Call) -> Reply:
 @table.route(
     "GET",
     "/v2/sandboxes/snapshots/tree",
-    summary="Ancestors (newest first) or descendants (oldest first) of a snapshot",
+    summary="List the ancestors (newest first) or descendants (oldest first) of a snapshot",
     query=SnapshotTreeQuery,
     response=SnapshotTree,
     errors=(*REFUSALS, "not_found"),
 )
-async def snapshot_tree(call: Call) -> Reply:
+async def snapshot_tree(call: RequestContext) -> Reply:
     query = call.query(SnapshotTreeQuery)
-    scope = call.app.auth.snapshot_scope(call.caller, call.request.query, query.snapshot_id)
+    scope = call.scope()
     tree = call.engine.snapshots.tree(
         scope.project,
         query.snapshot_id,
@@ -77,21 +77,21 @@ async def snapshot_tree(call: Call) -> Reply:
 
 
 def _node(node: Node) -> TreeNode:
-    shown = [show.snapshot(row) for row in node.siblings[:_MOST_SIBLINGS]]
-    return tree_node(show.snapshot(node.snapshot), shown, more=len(node.siblings) > len(shown))
+    shown = [present.snapshot(row) for row in node.siblings[:_MOST_SIBLINGS]]
+    return tree_node(present.snapshot(node.snapshot), shown, more=len(node.siblings) > len(shown))
 
 
 @table.route(
     "GET",
     "/v2/sandboxes/snapshots/{snapshot}",
-    summary="Get a snapshot, or what is remembered of a deleted one",
+    summary="Get a snapshot, or the record of a deleted one",
     response=SnapshotShown,
     errors=(*REFUSALS, "not_found"),
 )
-async def get_snapshot(call: Call) -> Reply:
+async def get_snapshot(call: RequestContext) -> Reply:
     scope, snapshot = call.snapshot()
     return json_reply(
-        SnapshotShown(snapshot=show.snapshot(call.engine.snapshots.get(scope.project, snapshot)))
+        SnapshotShown(snapshot=present.snapshot(call.engine.snapshots.get(scope.project, snapshot)))
     )
 
 
@@ -102,7 +102,7 @@ async def get_snapshot(call: Call) -> Reply:
     response=SnapshotShown,
     errors=(*REFUSALS, "not_found"),
 )
-async def delete_snapshot(call: Call) -> Reply:
+async def delete_snapshot(call: RequestContext) -> Reply:
     scope, snapshot = call.snapshot()
     row = await call.engine.snapshots.delete(scope.project, snapshot)
-    return json_reply(SnapshotShown(snapshot=show.snapshot(row)))
+    return json_reply(SnapshotShown(snapshot=present.snapshot(row)))

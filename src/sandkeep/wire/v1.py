@@ -1,7 +1,6 @@
-"""Our own routes, beyond what official clients know: their requests and answers.
+"""Bodies and responses of our own routes below ``/v1``, which official clients do not know.
 
-They live below ``/v1``. Paths inside a sandbox are text; bytes that are no text are written as surrogate
-escapes are: ``\\udcXX``.
+Paths inside a sandbox are text; bytes that are not UTF-8 are written as surrogate escapes: ``\\udcXX``.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from sandkeep.types import FileKind, OutputStream, SortOrder
-from sandkeep.wire.base import Body, Count, Object
-from sandkeep.wire.bodies import ReadBody
+from sandkeep.states import FileKind, OutputStream, SortOrder
+from sandkeep.wire.base import MAX_SAFE, Body, Count, Object
 from sandkeep.wire.objects import CommandObject, Pagination
+from sandkeep.wire.paths import ReadBody
 from sandkeep.wire.queries import PAGE, Cursor, Limit
 
 Mode = Annotated[int, Meta(ge=0, le=0o7777)]
@@ -21,16 +20,18 @@ Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class TerminalBody(Body, kw_only=True, frozen=True):
-    """Who a terminal is for; the sandbox's own user unless said otherwise."""
+    """User of the terminal; by default the sandbox's own."""
 
     user: Text | UnsetType = UNSET
+    extend_timeout: bool | UnsetType = UNSET
+    """Extend the session's timeout before it is reached, as long as the terminal is open."""
 
 
 # --- files -------------------------------------------------------------------------------------------
 
 
 class _Acting(ReadBody, kw_only=True, frozen=True):
-    """A file operation as one of the sandbox's users; as its own user unless said otherwise."""
+    """A file operation as one of the sandbox's users; by default its own user."""
 
     user: Text | UnsetType = UNSET
     sudo: bool = False
@@ -65,26 +66,31 @@ class WatchBody(_Acting, kw_only=True, frozen=True):
 
 class ChangeObject(Object, kw_only=True, frozen=True):
     kind: str
-    """``created``, ``modified``, ``removed``; ``overflow`` when some were missed."""
+    """``created``, ``modified``, ``removed``; ``overflow`` if some were missed."""
     path: str
     directory: bool = False
 
 
 class ChangesRecord(Object, kw_only=True, frozen=True):
-    """A line of a watch. The first has no changes: from there on nothing is missed."""
+    """A line of a watch. The first has no changes: from then on nothing is missed."""
 
     changes: list[ChangeObject]
     path: str | UnsetType = UNSET
-    """In the first: the directory, as the paths of changes below it begin."""
+    """In the first line: the directory, with which the paths of changes begin."""
 
 
 class SymlinkBody(_Acting, kw_only=True, frozen=True):
     target: Text
-    """What the link says, resolved by whoever follows it."""
+    """Target of a link, unresolved."""
 
 
 class ReadlinkBody(_Acting, kw_only=True, frozen=True):
     pass
+
+
+class RealpathBody(_Acting, kw_only=True, frozen=True):
+    strict: bool = False
+    """Fail if a part of the path does not exist or is not accessible; otherwise it stays as it is."""
 
 
 class ChmodBody(_Acting, kw_only=True, frozen=True):
@@ -100,6 +106,9 @@ class ArchiveBody(Body, kw_only=True, frozen=True):
     paths: Annotated[list[Text], Meta(min_length=1, max_length=10_000)]
     ignore: Annotated[list[Text], Meta(max_length=1000)] = field(default_factory=list)
     """Names, or with a slash whole entry names, to leave out; ``*`` matches anything."""
+    report: bool = False
+    """If something cannot be read: append the error as JSON after the end of the archive, instead of cutting
+    the connection."""
     cwd: Text | UnsetType = UNSET
     user: Text | UnsetType = UNSET
     sudo: bool = False
@@ -107,7 +116,7 @@ class ArchiveBody(Body, kw_only=True, frozen=True):
 
 class ExtractQuery(Body, kw_only=True, frozen=True):
     cwd: Text | UnsetType = UNSET
-    """Where entries go; the session's working directory when not given."""
+    """Directory to unpack into; by default the session's working directory."""
     user: Text | UnsetType = UNSET
     sudo: bool = False
 
@@ -117,6 +126,26 @@ class ContentQuery(Body, kw_only=True, frozen=True):
     cwd: Text | UnsetType = UNSET
     user: Text | UnsetType = UNSET
     sudo: bool = False
+
+
+class ReadLinesBody(_Acting, kw_only=True, frozen=True):
+    start: Annotated[int, Meta(ge=1, le=MAX_SAFE)] = 1
+    """The first line; lines are counted from 1."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_SAFE)] = 2000
+    max_bytes: Annotated[int, Meta(ge=1, le=4 << 20)] = 1 << 20
+    """Only as many whole lines as fit into this; a single longer line is cut."""
+
+
+class LinesShown(Object, kw_only=True, frozen=True):
+    text: str
+    """The lines with their line feeds. Bytes that are not UTF-8 are written as surrogate escapes."""
+    start: int
+    lines: int
+    """Number of lines in ``text``."""
+    more: bool
+    """Whether the file goes on after them."""
+    cut: bool
+    """Whether the only line is longer than ``maxBytes`` and its end is missing."""
 
 
 class ReadContentQuery(ContentQuery, kw_only=True, frozen=True):
@@ -129,7 +158,7 @@ class WriteContentQuery(ContentQuery, kw_only=True, frozen=True):
     parents: bool = False
     append: bool = False
     exclusive: bool = False
-    """Fail when the file exists."""
+    """Fail if the file exists."""
 
 
 class FileObject(Object, kw_only=True, frozen=True):
@@ -143,7 +172,7 @@ class FileObject(Object, kw_only=True, frozen=True):
     ino: int
     nlink: int
     target: str | UnsetType = UNSET
-    """What a symbolic link says."""
+    """Target of the symbolic link."""
 
 
 class FileShown(Object, kw_only=True, frozen=True):
@@ -162,6 +191,10 @@ class LinkShown(Object, kw_only=True, frozen=True):
     target: str
 
 
+class PathShown(Object, kw_only=True, frozen=True):
+    path: str
+
+
 class Written(Object, kw_only=True, frozen=True):
     bytes_written: int
 
@@ -175,7 +208,7 @@ class ProcessObject(CommandObject, kw_only=True, frozen=True):
     kind: str
     """``run``, ``interactive`` or ``observed``."""
     user: str | UnsetType = UNSET
-    """Who it runs as, when not the sandbox's own user."""
+    """The account it runs as, if not the sandbox's own user."""
     finished_at: int | UnsetType = UNSET
 
 
@@ -204,12 +237,12 @@ class AppendQuery(Body, kw_only=True, frozen=True):
 
 class Appended(Object, kw_only=True, frozen=True):
     offset: int
-    """The length of the log now."""
+    """The present length of the log."""
 
 
 class FinishBody(Body, kw_only=True, frozen=True):
     exit_code: Annotated[int, Meta(ge=0, le=255)] | UnsetType = UNSET
-    """Absent: it failed in another way, told by ``reason``."""
+    """Absent if it failed in another way, see ``reason``."""
     reason: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
 
 
@@ -218,17 +251,17 @@ class FinishBody(Body, kw_only=True, frozen=True):
 
 class ListEventsQuery(Body, kw_only=True, frozen=True):
     name: str = ""
-    """Of one sandbox."""
+    """Only events of one sandbox."""
     session: str = ""
     kind: str = ""
     kind_prefix: str = ""
-    """Of every kind that begins so, such as ``network.``."""
+    """Only events whose kind starts with this, such as ``network.``."""
     limit: Limit = PAGE
     cursor: Cursor = ""
     sort_order: SortOrder = SortOrder.DESC
     follow: bool = False
-    """Go on, oldest first, as events happen; as NDJSON. Without a cursor: from now on, or with the order
-    ``asc`` from the oldest on."""
+    """Continue with new events, oldest first, as NDJSON. Without a cursor it starts now, or with the order
+    ``asc`` at the oldest event."""
 
 
 class EventObject(Object, kw_only=True, frozen=True):
@@ -237,7 +270,7 @@ class EventObject(Object, kw_only=True, frozen=True):
     time: int
     kind: str
     actor: str | UnsetType = UNSET
-    """Who had it done: a token or a user of the machine; absent for what came by itself or from inside."""
+    """Who caused it: a token or a user of the machine; absent if the server or the sandbox did."""
     sandbox_name: str | UnsetType = UNSET
     session_id: str | UnsetType = UNSET
     data: dict[str, Any]
@@ -249,7 +282,7 @@ class EventPage(Object, kw_only=True, frozen=True):
 
 
 class EventRecord(Object, kw_only=True, frozen=True):
-    """A line of the answer to following: an event, and the cursor that goes on after it."""
+    """A line of a followed list: an event, and the cursor after it."""
 
     event: EventObject
     cursor: str
@@ -261,7 +294,7 @@ class UsageObject(Object, kw_only=True, frozen=True):
     ingress_bytes: int
     egress_bytes: int
     memory_bytes: int | UnsetType = UNSET
-    """Now, of a running session."""
+    """At present, of a running session."""
     memory_peak_bytes: int | UnsetType = UNSET
     pids: int | UnsetType = UNSET
     oom_kills: int | UnsetType = UNSET
@@ -276,11 +309,48 @@ class UsageShown(Object, kw_only=True, frozen=True):
 
 class HealthShown(Object, kw_only=True, frozen=True):
     status: str
+    """``ok``, or ``not ready`` if sandboxes cannot be created."""
+    problems: list[str] | UnsetType = UNSET
+    """Why not, for the operator."""
+
+
+class LogInEndpoints(Object, rename=None, kw_only=True, frozen=True):
+    """Metadata of an authorization server, limited to the fields that official clients read."""
+
+    issuer: str
+    device_authorization_endpoint: str
+    token_endpoint: str
+    revocation_endpoint: str
+    introspection_endpoint: str
+    jwks_uri: str
+
+
+class LogInBegun(Object, rename=None, kw_only=True, frozen=True):
+    """The response to a device authorization request."""
+
+    verification_uri: str
+    verification_uri_complete: str
+    device_code: str = "none"
+    user_code: str = "none"
+    expires_in: int = 60
+    interval: int = 5
+
+
+class LogInDenied(Object, rename=None, kw_only=True, frozen=True):
+    """An error of OAuth 2.0."""
+
+    error: str = "access_denied"
+    error_description: str = (
+        "this server has no log-in: its operator makes tokens with 'sandkeep token create'; "
+        "pass yours with --token or as VERCEL_AUTH_TOKEN"
+    )
 
 
 class VersionShown(Object, kw_only=True, frozen=True):
     version: str
     api: int
-    """Changes when older clients can no longer use the server."""
+    """Increases when older clients can no longer use the server."""
     embedded: bool
-    """Started by a client, and ending by itself when nobody needs it."""
+    """Started by a client; exits by itself when unused."""
+    preparing: str | UnsetType = UNSET
+    """What starts of sandboxes wait for now: ``host image``, made once for each state of the machine."""

@@ -51,15 +51,21 @@ class ServerProcess:
         command += [argument for argument in arguments if argument != "--no-tcp"]
         with open(self.data / "log", "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        where = self.data / "server.json"
         deadline = time.monotonic() + START_SECONDS
-        while not where.exists() or json.loads(where.read_text())["pid"] != self._process.pid:
+        while self._announced().get("pid") != self._process.pid:
             assert self._process.poll() is None, f"the server ended:\n{self.log()}"
             assert time.monotonic() < deadline, f"the server does not get ready:\n{self.log()}"
             time.sleep(0.01)
-        self.url = json.loads(where.read_text())["url"] or ""
+        self.url = self._announced()["url"] or ""
         if not self.token:
             self.token = self.make_token("--jwt")
+
+    def _announced(self) -> dict[str, Any]:
+        """What is in ``server.json``; after a power failure it may be there with nothing in it."""
+        try:
+            return dict(json.loads((self.data / "server.json").read_text()))
+        except (FileNotFoundError, ValueError):
+            return {}
 
     def log(self) -> str:
         return (self.data / "log").read_text()
@@ -102,10 +108,10 @@ class ServerProcess:
         finally:
             connection.close()
 
-    def local(self) -> httpx.Client:
-        """Over the unix socket, as the user the server runs as."""
+    def local(self, **options: Any) -> httpx.Client:
+        """Over the unix socket, as the user the server runs as, in the default project unless told."""
         transport = httpx.HTTPTransport(uds=self.socket)
-        return httpx.Client(transport=transport, base_url="http://sandkeep", timeout=60)
+        return httpx.Client(transport=transport, base_url="http://sandkeep", timeout=60, **options)
 
     def client(self, token: str | None = None, **options: Any) -> httpx.Client:
         """Over TCP with a token, the tests' own unless another is given (empty: none)."""

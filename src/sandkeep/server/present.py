@@ -1,4 +1,4 @@
-"""Rows of the store as the objects clients see."""
+"""Rows of the store as the objects of responses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from msgspec import UNSET
 
 from sandkeep.engine import policies
 from sandkeep.engine.engine import Engine
+from sandkeep.engine.files import FileStat
+from sandkeep.engine.sessions import Usage
+from sandkeep.policy_json import shown as shown_policy
+from sandkeep.shared.processrecord import OUT_OF_MEMORY, TIME_LIMIT
+from sandkeep.spec import OPTIONS
+from sandkeep.states import EndReason, FileKind, Tier
 from sandkeep.store import Page
 from sandkeep.store.rows import (
     Drive,
@@ -20,8 +26,6 @@ from sandkeep.store.rows import (
     SessionStatus,
     Snapshot,
 )
-from sandkeep.types import FileKind, Tier
-from sandkeep.wire.additions import EventObject, FileObject, ProcessObject, UsageObject
 from sandkeep.wire.base import known
 from sandkeep.wire.objects import (
     CommandObject,
@@ -34,16 +38,26 @@ from sandkeep.wire.objects import (
     TransferObject,
     spec_fields,
 )
-from sandkeep.wire.policies import shown as shown_policy
+from sandkeep.wire.v1 import EventObject, FileObject, ProcessObject, UsageObject
 
 KILLED_EXIT_CODE: Final = 137
-"""Of a process that ended with its session: nobody saw its exit, but clients need a number."""
+"""Exit code of a process that ended with its session: it is unknown, but clients need a number."""
+
+
+_COPIES: Final = tuple(
+    (shown, column)
+    for option in OPTIONS.values()
+    for shown, column in zip(option.shown, option.session_columns, strict=False)
+    if shown in SessionObject.__struct_fields__ and shown not in ("runtime", "network_policy")
+)
+"""The fields of a session that show its own copies of its sandbox's options, and their columns."""
 
 
 def sandbox(engine: Engine, row: Sandbox, *, project: str, session: Session | None = None) -> SandboxObject:
-    """``session``: the current one, where it is at hand."""
+    """``session``: the current one, if the caller has it."""
     if session is None and row.current_session is not None:
         session = engine.store.sessions.find(row.current_session)
+    damaged = engine.damage.of(row)
     deadline = session.deadline_ms if session is not None and row.status is SessionStatus.RUNNING else None
     return SandboxObject(
         name=row.name,
@@ -61,10 +75,12 @@ def sandbox(engine: Engine, row: Sandbox, *, project: str, session: Session | No
         total_duration_ms=row.total_duration_ms,
         **known(
             expires_at=deadline,
+            delete_at=row.delete_at_ms,
             current_snapshot_id=row.current_snapshot,
             tier=Tier(session.driver) if session is not None else None,
+            damage=None if damaged is None else damaged.why,
         ),
-        **spec_fields(engine.sandboxes.spec_of(row)),
+        **spec_fields(engine.sandboxes.spec_of(row, shown=True)),
     )
 
 
@@ -73,10 +89,6 @@ def session(row: Session, *, project: str) -> SessionObject:
     return SessionObject(
         id=row.id,
         status=row.status,
-        memory=row.memory_mb,
-        vcpus=row.vcpus,
-        timeout=row.timeout_ms,
-        region=row.region,
         cwd=row.cwd,
         runtime=row.runtime or row.image,
         requested_at=row.requested_ms,
@@ -84,26 +96,36 @@ def session(row: Session, *, project: str) -> SessionObject:
         updated_at=row.updated_ms,
         source_sandbox_name=row.sandbox_name,
         project_id=project,
-        network_policy=shown_policy(policies.from_stored(row.network_policy)),
+        network_policy=shown_policy(policies.shown(row.network_policy)),
         tier=Tier(row.driver),
         **known(
             started_at=row.started_ms,
             requested_stop_at=row.requested_stop_ms,
             stopped_at=row.stopped_ms,
             aborted_at=row.aborted_ms,
+            stop_reason=row.stop_reason,
             snapshotted_at=row.snapshotted_ms,
             duration=row.duration_ms if ended else None,
             source_snapshot_id=row.source_snapshot,
             interactive_port=row.interactive_port,
-            network_id=row.network_id,
             active_cpu_duration_ms=row.active_cpu_ms if ended else None,
             network_transfer=TransferObject(ingress=row.ingress_bytes, egress=row.egress_bytes)
             if ended
             else None,
-            barriers=_states(row.barriers.get("barriers")),
+            barriers=_barriers(row.barriers.get("barriers")),
             limits=_states(row.barriers.get("limits")),
+            **{shown: getattr(row, column) for shown, column in _COPIES},
         ),
     )
+
+
+def _barriers(reported: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str] | None:
+    """Return the state of each barrier, and how it is built if there are several ways."""
+    states = _states(reported)
+    for name, how in (reported or {}).items():
+        if states is not None and "how" in how:
+            states[name] += f": {how['how']}"
+    return states
 
 
 def _states(reported: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str] | None:
@@ -111,11 +133,13 @@ def _states(reported: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str] 
 
 
 def routes(engine: Engine, sandbox: Sandbox | None) -> list[RouteObject]:
-    """Where the ports of a sandbox are reached; of one that is gone, nowhere."""
+    """Return the URLs of a sandbox's ports; none for a deleted sandbox."""
     if sandbox is None:
         return []
-    found = engine.network.routes(sandbox)
-    return [RouteObject(url=route.url, subdomain=route.subdomain, port=route.port) for route in found]
+    return [
+        RouteObject(url=route.url, subdomain=route.subdomain, port=route.port, token=route.token or UNSET)
+        for route in engine.network.routes(sandbox)
+    ]
 
 
 def command(row: Process) -> CommandObject:
@@ -143,8 +167,24 @@ def _command_fields(row: Process) -> dict[str, Any]:
         "started_at": row.started_ms,
         "exit_code": code,
         "status": row.status,
-        **known(duration_ms=row.duration_ms, reason=row.reason),
+        **known(duration_ms=row.duration_ms, reason=row.reason, end_reason=end_reason(row)),
     }
+
+
+_ENDS: Final = {
+    ProcessStatus.EXITED: EndReason.EXITED,
+    ProcessStatus.FAILED: EndReason.FAILED,
+    ProcessStatus.KILLED: EndReason.KILLED,
+    ProcessStatus.LOST: EndReason.LOST,
+}
+_CAUSES: Final = {OUT_OF_MEMORY: EndReason.OUT_OF_MEMORY, TIME_LIMIT: EndReason.TIMEOUT}
+
+
+def end_reason(row: Process) -> EndReason | None:
+    """Return how a process ended; ``None`` while it runs. The cause that a supervisor recorded goes first."""
+    if row.status in (ProcessStatus.EXITED, ProcessStatus.KILLED) and row.reason in _CAUSES:
+        return _CAUSES[row.reason]
+    return _ENDS.get(row.status)
 
 
 def snapshot(row: Snapshot) -> SnapshotObject:
@@ -187,12 +227,19 @@ def pagination(page: Page[object]) -> Pagination:
     return Pagination(count=len(page.items), next=page.next)
 
 
-def file(entry: Mapping[str, Any]) -> FileObject:
-    target = entry.get("target")
-    fields = {
-        name: entry[name] for name in ("name", "size", "mode", "uid", "gid", "mtime_ns", "ino", "nlink")
-    }
-    return FileObject(kind=FileKind(entry["kind"]), target=UNSET if target is None else target, **fields)
+def file(entry: FileStat) -> FileObject:
+    return FileObject(
+        name=entry.name,
+        kind=FileKind(entry.kind),
+        size=entry.size,
+        mode=entry.mode,
+        uid=entry.uid,
+        gid=entry.gid,
+        mtime_ns=entry.mtime_ns,
+        ino=entry.ino,
+        nlink=entry.nlink,
+        target=UNSET if entry.target is None else entry.target,
+    )
 
 
 def event(row: Event) -> EventObject:
@@ -208,27 +255,31 @@ def event(row: Event) -> EventObject:
     )
 
 
-def usage(row: Session, live: Mapping[str, Any]) -> UsageObject:
-    """``live``: what the host says of a session that runs."""
+def usage(row: Session, live: Usage) -> UsageObject:
+    """``live`` is what the host says of a session that runs."""
     return UsageObject(
-        active_cpu_duration_ms=live.get("cpu_ms") or row.active_cpu_ms,
-        duration_ms=live.get("duration_ms") or row.duration_ms,
+        active_cpu_duration_ms=live.cpu_ms or row.active_cpu_ms,
+        duration_ms=live.duration_ms or row.duration_ms,
         ingress_bytes=row.ingress_bytes,
         egress_bytes=row.egress_bytes,
         **_now(live),
     )
 
 
-def total_usage(row: Sandbox, live: Mapping[str, Any]) -> UsageObject:
+def total_usage(row: Sandbox, live: Usage) -> UsageObject:
     return UsageObject(
-        active_cpu_duration_ms=row.total_active_cpu_ms + (live.get("cpu_ms") or 0),
-        duration_ms=row.total_duration_ms + (live.get("duration_ms") or 0),
+        active_cpu_duration_ms=row.total_active_cpu_ms + (live.cpu_ms or 0),
+        duration_ms=row.total_duration_ms + (live.duration_ms or 0),
         ingress_bytes=row.total_ingress_bytes,
         egress_bytes=row.total_egress_bytes,
         **_now(live),
     )
 
 
-def _now(live: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("memory_bytes", "memory_peak_bytes", "pids", "oom_kills")
-    return known(**{name: live.get(name) for name in names})
+def _now(live: Usage) -> dict[str, Any]:
+    return known(
+        memory_bytes=live.memory_bytes,
+        memory_peak_bytes=live.memory_peak_bytes,
+        pids=live.pids,
+        oom_kills=live.oom_kills,
+    )
