@@ -3,7 +3,7 @@
 import asyncio
 
 import sandkeep
-from sandkeep.types import Matcher, NetworkPolicy, RequestMatch, Respond, Rule, Transform
+from sandkeep.policy import Matcher, NetworkPolicy, RequestMatch, Respond, Rule, Transform
 
 REACH = "import urllib.request as r; r.urlopen('http://198.51.100.1/', timeout=2)"
 

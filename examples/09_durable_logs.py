@@ -1,4 +1,4 @@
-"""Output outlives whoever started the process: leave, come back with an id, go on where you were."""
+"""Output outlives the client that started the process: reconnect by id and continue at the offset."""
 
 import asyncio
 import secrets

@@ -16,13 +16,23 @@ Importing the package imports nothing else: what is named here is loaded when it
 every supervisor import from below it and must stay small.
 """
 
-__version__ = "0.1.0"
-
 TYPE_CHECKING = False  # what checkers read as True; importing typing for it would cost more than all the rest
 
 if TYPE_CHECKING:
     from sandkeep.errors import SandkeepError
+    from sandkeep.policy import (
+        Domain,
+        Forward,
+        Matcher,
+        NetworkPolicy,
+        PairMatcher,
+        RequestMatch,
+        Respond,
+        Rule,
+        Transform,
+    )
     from sandkeep.sdk._async.api import (
+        bind,
         create_sandbox,
         default_client,
         delete_drive,
@@ -53,9 +63,8 @@ if TYPE_CHECKING:
     from sandkeep.sdk._async.secrets import Secrets
     from sandkeep.sdk._async.streams import ByteReader, StdinWriter, TextReader
     from sandkeep.sdk._async.terminal import Terminal
-    from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
-    from sandkeep.sdk.concurrent import Opening
-    from sandkeep.sdk.history import Event
+    from sandkeep.sdk._compat_async import Pending
+    from sandkeep.sdk.events import Event
     from sandkeep.sdk.images import Image, Pulled
     from sandkeep.sdk.network import NetworkEvent, Secret
     from sandkeep.sdk.queries import (
@@ -70,57 +79,58 @@ if TYPE_CHECKING:
         SessionQuery,
         SnapshotQuery,
     )
+    from sandkeep.sdk.references import ProcessReference, SandboxReference
+    from sandkeep.sdk.repairs import Damage, Repaired
+    from sandkeep.sdk.sandboxes import (
+        Configuration,
+        ConfigurationChanges,
+        Duration,
+        NewConfiguration,
+        SandboxInfo,
+        SandboxOptions,
+        Session,
+        Stopped,
+    )
+    from sandkeep.sdk.sinks import OutputTarget
     from sandkeep.sdk.values import (
         CompletedProcess,
         Drive,
         FileChange,
+        FileLines,
         FileStat,
         OutputChunk,
         OutputGap,
         ProcessInfo,
         Route,
-        SandboxInfo,
-        Session,
+        SandboxGroup,
         ShownPolicy,
         Snapshot,
         SnapshotNode,
-        Stopped,
         Transferred,
         Usage,
     )
-    from sandkeep.types import (
-        Domain,
+    from sandkeep.spec import GitSource, Mount, Resources, SnapshotRetention, SnapshotSource, TarballSource
+    from sandkeep.states import (
+        EndReason,
         FileKind,
-        Forward,
-        GitSource,
-        Matcher,
-        Mount,
         MountMode,
-        NetworkPolicy,
         OutputStream,
-        PairMatcher,
         PolicyMode,
         ProcessStatus,
-        RequestMatch,
-        Resources,
-        Respond,
-        Rule,
         SessionStatus,
         SnapshotMethod,
-        SnapshotRetention,
-        SnapshotSource,
         SnapshotStatus,
         SortOrder,
-        TarballSource,
         Tier,
-        Transform,
     )
+    from sandkeep.version import __version__
 
 _WHERE = {
+    "version": "__version__",
     "errors": "SandkeepError",
-    "sdk._async.api": "create_sandbox default_client delete_drive delete_snapshot fork_drive fork_sandbox "
-    "get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session get_snapshot query_drives "
-    "query_sandboxes query_sessions query_snapshots resume_sandbox",
+    "sdk._async.api": "bind create_sandbox default_client delete_drive delete_snapshot fork_drive "
+    "fork_sandbox get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session get_snapshot "
+    "query_drives query_sandboxes query_sessions query_snapshots resume_sandbox",
     "sdk._async.client": "Client",
     "sdk._async.batch": "Batch",
     "sdk._async.files": "Files",
@@ -133,18 +143,23 @@ _WHERE = {
     "sdk._async.secrets": "Secrets",
     "sdk._async.streams": "ByteReader StdinWriter TextReader",
     "sdk._async.terminal": "Terminal",
-    "sdk.bodies": "Configuration Duration NewConfiguration",
-    "sdk.concurrent": "Opening",
-    "sdk.history": "Event",
+    "sdk._compat_async": "Pending",
+    "sdk.events": "Event",
     "sdk.images": "Image Pulled",
     "sdk.network": "NetworkEvent Secret",
+    "sdk.sandboxes": "Configuration ConfigurationChanges Duration NewConfiguration SandboxInfo "
+    "SandboxOptions Session Stopped",
+    "sdk.sinks": "OutputTarget",
+    "sdk.references": "ProcessReference SandboxReference",
+    "sdk.repairs": "Damage Repaired",
     "sdk.queries": "DriveQuery DriveQueryByCreated DriveQueryByName DriveQueryByUpdated SandboxQuery "
     "SandboxQueryByCreated SandboxQueryByName SandboxQueryByStatusUpdated SessionQuery SnapshotQuery",
-    "sdk.values": "CompletedProcess Drive FileChange FileStat OutputChunk OutputGap ProcessInfo Route "
-    "SandboxInfo Session ShownPolicy Snapshot SnapshotNode Stopped Transferred Usage",
-    "types": "Domain FileKind Forward GitSource Matcher Mount MountMode NetworkPolicy OutputStream "
-    "PairMatcher PolicyMode ProcessStatus RequestMatch Resources Respond Rule SessionStatus SnapshotMethod "
-    "SnapshotRetention SnapshotSource SnapshotStatus SortOrder TarballSource Tier Transform",
+    "sdk.values": "CompletedProcess Drive FileChange FileLines FileStat OutputChunk OutputGap ProcessInfo "
+    "Route SandboxGroup ShownPolicy Snapshot SnapshotNode Transferred Usage",
+    "policy": "Domain Forward Matcher NetworkPolicy PairMatcher RequestMatch Respond Rule Transform",
+    "spec": "GitSource Mount Resources SnapshotRetention SnapshotSource TarballSource",
+    "states": "EndReason FileKind MountMode OutputStream PolicyMode ProcessStatus SessionStatus "
+    "SnapshotMethod SnapshotStatus SortOrder Tier",
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
 
@@ -156,6 +171,8 @@ __all__ = [
     "Client",
     "CompletedProcess",
     "Configuration",
+    "ConfigurationChanges",
+    "Damage",
     "Domain",
     "Drive",
     "DriveQuery",
@@ -163,9 +180,11 @@ __all__ = [
     "DriveQueryByName",
     "DriveQueryByUpdated",
     "Duration",
+    "EndReason",
     "Event",
     "FileChange",
     "FileKind",
+    "FileLines",
     "FileStat",
     "Files",
     "Forward",
@@ -179,28 +198,34 @@ __all__ = [
     "NetworkEvent",
     "NetworkPolicy",
     "NewConfiguration",
-    "Opening",
     "OutputChunk",
     "OutputGap",
     "OutputStream",
+    "OutputTarget",
     "Page",
     "PairMatcher",
+    "Pending",
     "PolicyMode",
     "Process",
     "ProcessInfo",
+    "ProcessReference",
     "ProcessStatus",
     "Pulled",
+    "Repaired",
     "RequestMatch",
     "Resources",
     "Respond",
     "Route",
     "Rule",
     "Sandbox",
+    "SandboxGroup",
     "SandboxInfo",
+    "SandboxOptions",
     "SandboxQuery",
     "SandboxQueryByCreated",
     "SandboxQueryByName",
     "SandboxQueryByStatusUpdated",
+    "SandboxReference",
     "SandboxUser",
     "SandkeepError",
     "Secret",
@@ -228,6 +253,8 @@ __all__ = [
     "Transferred",
     "Transform",
     "Usage",
+    "__version__",
+    "bind",
     "create_sandbox",
     "default_client",
     "delete_drive",

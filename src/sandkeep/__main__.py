@@ -1,7 +1,5 @@
 """``python -m sandkeep``."""
 
-import sys
+from sandkeep.cli.main import program
 
-from sandkeep.cli.main import main
-
-sys.exit(main())
+program()

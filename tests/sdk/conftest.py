@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandkeep.host import doctor
-from tests.server.harness import ServerProcess, running_server
+from tests.server.server_process import ServerProcess, running_server
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 
 
 def _open_files(process: str) -> list[str]:

@@ -17,9 +17,9 @@ import trio
 
 import sandkeep
 from sandkeep.errors import NotFound
-from tests.patience import ENOUGH
+from tests.polling import ENOUGH
+from tests.sdk.cancel_steps import cancelled_at_every_step
 from tests.sdk.leftovers import sockets_of_this_process
-from tests.sdk.stepping import cancelled_at_every_step
 
 pytestmark = pytest.mark.anyio
 
@@ -134,6 +134,17 @@ async def test_a_run_that_would_take_long_is_killed(
         steps = await cancelled_at_every_step(way, flow, lambda: nothing_runs(box), patience=patience)
         patience *= 4
     assert steps > 1
+
+
+async def test_a_run_that_is_cancelled_leaves_no_daemon(box: sandkeep.Sandbox) -> None:
+    daemon = "(setsid setsid sh -c 'touch up; exec sleep 7655' &); exec sleep 600"
+    async with anyio.create_task_group() as group:
+        group.start_soon(box.run_process, "sh", ["-c", daemon])
+        waiting = "until [ -e up ]; do sleep 0.02; done"
+        await box.run_process("sh", ["-c", waiting], timeout=ENOUGH, check=True)
+        group.cancel_scope.cancel()
+    script = "while cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -q '[s]leep 7655'"
+    await box.run_process("sh", ["-c", f"{script}; do sleep 0.05; done"], timeout=ENOUGH, check=True)
 
 
 async def test_a_process_that_was_only_started_survives_its_starter(box: sandkeep.Sandbox) -> None:

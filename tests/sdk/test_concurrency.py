@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anyio
 import pytest
@@ -15,7 +16,7 @@ import pytest
 import sandkeep
 from sandkeep import sync
 from sandkeep.errors import InvalidRequest, SessionStopped
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 
 
 @pytest.mark.anyio
@@ -137,7 +138,7 @@ with sync.create_sandbox() as box:
             out, err = program.communicate(timeout=60)
             assert (program.returncode, out, err) == (0, b"embedded\n", b"")
     finally:
-        from sandkeep.server.embedded import ask
+        from sandkeep.embedded import ask
 
         ask(home, "POST", "/v1/server/retire")
         for _ in range(1200):
@@ -168,9 +169,35 @@ async def test_a_session_that_ends_under_a_run_is_told_with_what_was_printed() -
 async def test_what_is_opened_is_opened_once_and_not_forgotten() -> None:
     opening = sandkeep.create_sandbox(persistent=False)
     box = await opening
-    with pytest.raises(RuntimeError, match="before"):
+    with pytest.raises(RuntimeError, match="only once"):
         await opening
     await box.destroy()
     forgotten = sandkeep.create_sandbox()
-    with pytest.warns(RuntimeWarning, match="never awaited"):
+    with pytest.warns(RuntimeWarning, match=r"create_sandbox\(\) was never awaited; write 'await'"):
         del forgotten
+
+
+@pytest.mark.anyio
+async def test_what_is_used_before_it_is_opened_says_what_is_missing() -> None:
+    opening: Any = sandkeep.create_sandbox(persistent=False)
+    with pytest.raises(AttributeError, match="has no 'run_process': write 'await' or 'async with'"):
+        opening.run_process("true")
+    with pytest.raises(TypeError, match=r"create_sandbox\(\) needs 'async with'"), opening:
+        pytest.fail("entered")
+
+
+def test_without_an_event_loop_the_other_half_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="from sandkeep import sync as sandkeep"):
+        sandkeep.create_sandbox()
+
+
+def test_a_handle_of_an_event_loop_that_has_ended_says_so() -> None:
+    async def make() -> sandkeep.Sandbox:
+        return await sandkeep.create_sandbox(persistent=False)
+
+    async def use(box: sandkeep.Sandbox) -> None:
+        with pytest.raises(InvalidRequest, match=r"event loop or process that has ended .*get_sandbox"):
+            await box.run_process("true")
+        await (await sandkeep.get_sandbox(box.name)).destroy()
+
+    asyncio.run(use(asyncio.run(make())))

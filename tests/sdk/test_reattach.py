@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandkeep import sync
-from tests.server.harness import ServerProcess, running_server
+from tests.server.server_process import ServerProcess, running_server
 
 START = """
 import json, sys, time

@@ -13,14 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep import Resources, SnapshotRetention
-from sandkeep.errors import ArchiveError, InvalidRequest, RequestTimeout, StdinStalled
+from sandkeep import Resources, SnapshotRetention, embedded
+from sandkeep.errors import (
+    ArchiveError,
+    InvalidRequest,
+    RequestTimeout,
+    ServerUnreachable,
+    StdinStalled,
+    StreamClosed,
+    TransportError,
+)
 from sandkeep.sdk import bodies, local, output, retry, tarball, target
-from sandkeep.sdk.address import Address
+from sandkeep.sdk.address import SocketPath
 from sandkeep.sdk.values import OutputChunk, OutputGap, Transferred
-from sandkeep.server import embedded
+from sandkeep.shared.tarreader import TarFeed
 from sandkeep.sync.streams import StdinWriter
-from sandkeep.wire import frames
+from sandkeep.wire import errors, frames
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +73,10 @@ def test_sockets_with_long_paths_are_reached(tmp_path: Path) -> None:
     deep = tmp_path.joinpath(*["x" * 40] * 4)
     deep.mkdir(parents=True)
     (deep / "server.sock").touch()
-    address = Address(str(deep / "server.sock"))
+    address = SocketPath(str(deep / "server.sock"))
     assert len(address.path) < 108 and os.path.exists(address.path)
     address.close()
-    assert Address("/short").path == "/short"
+    assert SocketPath("/short").path == "/short"
 
 
 # --- repeating -----------------------------------------------------------------------------------------
@@ -97,9 +105,85 @@ def test_a_server_that_says_when_is_asked_then_unless_that_is_too_late() -> None
 
 def test_nothing_is_repeated_for_ever() -> None:
     assert retry.after_status(retry.ATTEMPTS, 503, {}, replay=True) is None
-    assert retry.after_failure(retry.ATTEMPTS, sent=False, replay=True) is None
-    assert retry.after_failure(1, sent=True, replay=False) is None
-    assert retry.after_failure(1, sent=False, replay=False) is not None
+
+
+def test_a_server_that_is_away_is_tried_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("sandkeep.sdk.retry.time.monotonic", lambda: now)
+    patience, tries = retry.Patience(), 0
+    with pytest.raises(ServerUnreachable) as away:
+        while True:
+            patience.attempt()
+            now += patience.after(ServerUnreachable("away", url="u"), retry.OUTAGE_SECONDS)
+            tries += 1
+    assert retry.OUTAGE_SECONDS - 1 < now <= retry.OUTAGE_SECONDS
+    assert away.value.tries == tries + 1 and away.value.url == "u" and away.value.hint
+    assert f"tried {tries + 1} times" in away.value.message
+
+
+def test_a_failure_that_is_not_to_be_repeated_is_raised_as_it_was() -> None:
+    away = ServerUnreachable("away")
+    with pytest.raises(ServerUnreachable) as raised:
+        retry.Patience().after(away, 0.0)
+    assert raised.value is away
+    with pytest.raises(ServerUnreachable):
+        retry.Patience(within=0.0).after(away, retry.OUTAGE_SECONDS)
+
+
+def test_a_server_that_was_at_work_has_been_away_only_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("sandkeep.sdk.retry.time.monotonic", lambda: now)
+    patience, lost = retry.Patience(), StreamClosed("lost")
+    for _ in range(retry.ATTEMPTS):
+        patience.attempt()
+        now += retry.OUTAGE_SECONDS  # it works on it for so long, and goes away
+        now += patience.after(lost, retry.OUTAGE_SECONDS)
+    patience.attempt()
+    now += 2 * retry.OUTAGE_SECONDS
+    with pytest.raises(StreamClosed):
+        patience.after(lost, retry.OUTAGE_SECONDS)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxy_with_nobody_behind_it_is_told_from_a_server_that_refuses(status: int) -> None:
+    html = errors.exception(status, b"<html>Bad Gateway</html>")
+    ours = errors.exception(status, errors.error_response(StreamClosed("x")).body)
+    other = errors.exception(status, b'{"error": {"code": "bad_gateway", "message": "x"}}')
+    assert retry.server_away(status, html)
+    assert not retry.server_away(status, ours) and not retry.server_away(status, other)
+    assert not retry.server_away(500, errors.exception(500, b"<html>"))
+
+
+def test_a_stream_is_opened_again_so_often_in_a_row_and_then_its_failure_is_raised() -> None:
+    again = retry.Reconnecting()
+
+    lost = StreamClosed("lost")
+    for _ in range(2):
+        assert all(again.after(lost) > 0 for _ in range(2 * retry.ATTEMPTS))
+        again.heard()
+    for _ in range(2 * retry.ATTEMPTS):
+        again.after(lost)
+    with pytest.raises(StreamClosed, match="lost"):
+        again.after(lost)
+
+
+def test_a_stream_whose_connections_are_lost_is_opened_again_for_as_long_as_a_restart_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("sandkeep.sdk.retry.time.monotonic", lambda: now)
+    again = retry.Reconnecting()
+    for _ in range(2):
+        now = began = now + 1.0
+        with pytest.raises(TransportError) as lost:
+            while True:
+                now += again.after(TransportError("lost"))
+        assert retry.OUTAGE_SECONDS - 1 < now - began <= retry.OUTAGE_SECONDS
+        assert lost.value.tries > 2 * retry.ATTEMPTS
+        again.heard()
+    away = ServerUnreachable("it was waited for already")
+    with pytest.raises(ServerUnreachable):
+        again.after(away)
 
 
 # --- output frames -------------------------------------------------------------------------------------
@@ -202,11 +286,11 @@ def test_what_is_not_an_archive_is_an_error(tmp_path: Path, junk: bytes) -> None
 
 @given(st.binary(max_size=3000))
 def test_no_archive_makes_the_reader_fail_in_another_way(data: bytes) -> None:
-    feed = tarball.TarFeed()
+    feed = TarFeed()
     try:
         list(feed.feed(data))
         feed.finish()
-    except tarball.BadArchive:
+    except ArchiveError:
         pass
 
 
@@ -233,7 +317,7 @@ def test_configuration_is_spelled_as_the_wire_has_it() -> None:
     assert body == {
         "name": "a",
         "timeout": 90_000,
-        "resources": {"vcpus": 1, "memory": 2048},
+        "resources": {"vcpus": 1, "memory": 2048, "exact": True},
         "snapshotExpiration": 86_400_000,
         "keepLastSnapshots": {"count": 3, "deleteEvicted": True, "expiration": 3_600_000},
         "ports": [80],

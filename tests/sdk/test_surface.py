@@ -1,9 +1,10 @@
-"""The surface of the SDK: the same in both colours, documented, typed, light to import, shown by examples."""
+"""The surface of the SDK: same async and blocking, documented, typed, light to import, with examples."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def script(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True)
 
 
-# --- two colours, one source ---------------------------------------------------------------------------
+# --- async and blocking, one source --------------------------------------------------------------------
 
 
 def test_the_blocking_half_is_what_the_script_writes() -> None:
@@ -39,7 +40,7 @@ def test_generated_files_say_so_first() -> None:
 
 
 def test_both_colours_have_the_same_names_and_arguments() -> None:
-    assert set(sandkeep.__all__) - set(sync.__all__) == {"Opening"}
+    assert set(sandkeep.__all__) - set(sync.__all__) == {"Pending"}
     assert set(sync.__all__) <= set(sandkeep.__all__)
     for name in sync.__all__:
         ours, theirs = getattr(sandkeep, name), getattr(sync, name)
@@ -133,6 +134,16 @@ def test_the_programs_in_the_guide_run(tmp_path: Path) -> None:
         program.write_text(fence.partition("```")[0])
         done = script("-W", "error", str(program))
         assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_the_reference_shows_modes_in_octal_text_in_quotes_and_no_internals() -> None:
+    page = (ROOT / "docs/reference.md").read_text()
+    modes = re.findall(r"\bmode: int = (\w+)", page)
+    assert modes and all(mode.startswith("0o") for mode in modes), modes
+    assert all(text.startswith('"') for text in re.findall(r": str = ([^,)]+)", page))
+    listed = set(re.findall(r"^#### `(\w+\.\w+)", page, re.MULTILINE))
+    assert "Process.wait" in listed
+    assert not listed & {"Process.complete", "Process.abandon", "Terminal.open", "BinaryWriter.prepare"}
 
 
 # --- examples ------------------------------------------------------------------------------------------

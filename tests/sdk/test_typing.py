@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PUBLIC = ("sandkeep.sdk.", "sandkeep.sync.", "sandkeep.errors.", "sandkeep.types.", "sandkeep.wire.")
+PUBLIC = (
+    "sandkeep.sdk.",
+    "sandkeep.sync.",
+    "sandkeep.errors.",
+    "sandkeep.spec.",
+    "sandkeep.states.",
+    "sandkeep.policy.",
+    "sandkeep.wire.",
+)
 
 pytestmark = pytest.mark.skipif(
     find_spec("basedpyright") is None, reason="basedpyright, the second type checker, is not installed"

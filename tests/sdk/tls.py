@@ -7,12 +7,18 @@ import ipaddress
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+_PAGE = (
+    b"HTTP/1.1 502 Bad Gateway\r\nServer: gateway\r\nContent-Type: text/html\r\n"
+    b"Content-Length: 29\r\nConnection: close\r\n\r\n<html>502 Bad Gateway</html>\n"
+)
 
 
 class Authority:
@@ -71,9 +77,14 @@ class Authority:
 
 
 class TlsFront:
-    """Ends TLS and passes everything on to a server on this machine, while it is entered."""
+    """Ends TLS and passes everything on to a server on this machine, while it is entered.
 
-    def __init__(self, context: ssl.SSLContext, behind: str) -> None:
+    ``gateway``: whoever asks while no server answers is told so with a page and status 502, as nginx does;
+    otherwise the connection is closed.
+    """
+
+    def __init__(self, context: ssl.SSLContext, behind: str, *, gateway: bool = False) -> None:
+        self._gateway = gateway
         host, _, port = behind.partition("://")[2].partition(":")
         self._behind = (host, int(port))
         self._context = context
@@ -115,23 +126,53 @@ class TlsFront:
                 client = self._context.wrap_socket(raw, server_side=True)
             except (OSError, ssl.SSLError):
                 return  # it does not believe us
-            with client, socket.create_connection(self._behind) as server:
+            try:
+                server = socket.create_connection(self._behind)
+            except OSError:
+                self._refuse(client)  # nobody is behind us for now
+                client.close()
+                return
+            with client, server:
                 client.settimeout(None)
                 self._open += [client, server]
-                back = threading.Thread(target=_relay, args=(server, client))
+                unanswered = threading.Event()
+                back = threading.Thread(target=self._back, args=(server, client, unanswered))
                 back.start()
-                _relay(client, server)
+                _relay(client, server, unanswered.set)
+                _shut(server)
                 back.join()
+                _shut(client)
+
+    def _back(self, server: socket.socket, client: ssl.SSLSocket, unanswered: threading.Event) -> None:
+        _relay(server, client, unanswered.clear)
+        if unanswered.is_set() and self._gateway:
+            _send_page(client)
+        _shut(server)
+        _shut(client)
+
+    def _refuse(self, client: ssl.SSLSocket) -> None:
+        try:
+            if self._gateway and client.recv(1 << 16):
+                _send_page(client)
+        except (OSError, ssl.SSLError):
+            pass
+        _shut(client)
 
 
-def _relay(source: socket.socket, target: socket.socket) -> None:
+def _relay(source: socket.socket, target: socket.socket, seen: Callable[[], None]) -> None:
     try:
         while data := source.recv(1 << 16):
+            seen()
             target.sendall(data)
     except (OSError, ssl.SSLError):
         pass
-    _shut(source)
-    _shut(target)
+
+
+def _send_page(client: ssl.SSLSocket) -> None:
+    try:
+        client.sendall(_PAGE)
+    except (OSError, ssl.SSLError):
+        pass
 
 
 def _shut(connection: socket.socket) -> None:

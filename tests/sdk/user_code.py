@@ -65,6 +65,9 @@ async def files(box: sandkeep.Sandbox) -> AsyncGenerator[str, None]:
     async with box.fs.open("t", "w") as text, box.fs.open("b", "rb") as source:
         assert_type(text, sandkeep.TextFileWriter)
         assert_type(await source.read(), bytes)
+        assert_type(await source.seek(3), int)
+    assert_type(await box.fs.read_bytes("b", offset=1, length=2), bytes)
+    assert_type(await box.fs.read_lines("t", start=10, limit=5), sandkeep.FileLines)
     async with box.fs.open("t") as reader:
         assert_type(await reader.readline(), str)
     async for path, directories, others in box.fs.walk():

@@ -1,4 +1,4 @@
-"""Reaching servers: unix sockets whose paths are longer than the 107 bytes an address holds, and TLS."""
+"""Addresses of servers: unix sockets whose paths are longer than the 107 bytes an address holds, and TLS."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ssl
 
-_ROOM = 107
+_MAX_PATH_BYTES = 107
 
 
-class Address:
-    """A name for a socket that fits into an address, until it is closed."""
+class SocketPath:
+    """A path to a socket that is short enough for a socket address, until it is closed."""
 
     def __init__(self, path: str) -> None:
         self.path: str = path
         self._fd = -1
-        if len(os.fsencode(path)) > _ROOM:
+        if len(os.fsencode(path)) > _MAX_PATH_BYTES:
             self._fd = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self.path = f"/proc/self/fd/{self._fd}/{os.path.basename(path)}"
 
@@ -33,13 +33,13 @@ CONNECT_AGAIN_SECONDS = 0.005
 
 
 class UnixEnd:
-    """Our end of a connection to a unix socket, which never blocks."""
+    """The client's end of a connection to a unix socket, never blocking."""
 
     def __init__(self) -> None:
         self.socket: socket.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
     def ended(self) -> bool:
-        """Whether an idle connection was closed from the other side, or says what nobody asked for."""
+        """Whether the server closed an idle connection, or sent something without a request."""
         try:
             self.socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -53,14 +53,14 @@ class UnixEnd:
 
 
 def trust() -> ssl.SSLContext:
-    """Whom to believe over TLS: the authorities of the system, or those ``SSL_CERT_FILE`` names instead."""
+    """Return the TLS trust store: the system's authorities, or those in ``SSL_CERT_FILE`` instead."""
     import ssl
 
     return ssl.create_default_context()
 
 
 def distrusted(error: BaseException) -> bool:
-    """Whether a connection failed because of whom it would have been to."""
+    """Whether the failure is a certificate error."""
     ssl = sys.modules.get("ssl")
     cause: BaseException | None = error
     while cause is not None and ssl is not None:

@@ -1,4 +1,4 @@
-"""Requests as the wire spells them, from the arguments people write.
+"""Request bodies, made from the arguments that callers pass.
 
 Arguments are checked here, before anything is sent: the error names the argument.
 """
@@ -6,80 +6,38 @@ Arguments are checked here, before anything is sent: the error names the argumen
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import Any, Literal
 
+from sandkeep.checks import byte_length, duration, expect, milliseconds, refuse
 from sandkeep.errors import InvalidRequest
-from sandkeep.types import (
+from sandkeep.policy import NetworkPolicy
+from sandkeep.policy_json import authored
+from sandkeep.sdk.sandboxes import ConfigurationChanges
+from sandkeep.sdk.sandboxes import Duration as Duration
+from sandkeep.spec import (
+    OPTIONS,
     GitSource,
     Mount,
-    NetworkPolicy,
     Resources,
     SandboxSpec,
     SnapshotRetention,
+    SnapshotSource,
     Source,
     TarballSource,
-    byte_length,
     check_env,
-    duration,
-    expect,
-    milliseconds,
-    refuse,
+    check_together,
 )
 from sandkeep.wire.base import encode
-from sandkeep.wire.policies import authored
 
-Duration = timedelta | float
-"""A duration: a ``timedelta``, or seconds."""
-
-
-class Configuration(TypedDict, total=False):
-    """What a sandbox can be configured with. What is not given has its default, or is inherited by a fork."""
-
-    image: str
-    """Its root filesystem: ``host``, an OCI reference, or the name of an imported one."""
-    ports: Sequence[int]
-    """Ports to be reached from outside; at most 15."""
-    execution_time_limit: Duration
-    """How long each session lives unless it is extended; five minutes by default."""
-    resources: Resources
-    persistent: bool
-    """Keep files between sessions; the default."""
-    network_policy: NetworkPolicy
-    env: Mapping[str, str]
-    """Variables for every process."""
-    tags: Mapping[str, str]
-    """Labels to find it by; at most five."""
-    mounts: Mapping[str, Mount]
-    """Drives, by the absolute path they are mounted at. A fork inherits none."""
-    snapshot_expiration: Duration
-    """How long snapshots live unless said otherwise; zero is for ever."""
-    snapshot_retention: SnapshotRetention
-
-
-class NewConfiguration(Configuration, total=False):
-    """What a new sandbox can be configured with besides."""
-
-    runtime: str
-    """A runtime by name, instead of an image, such as ``python3.13``."""
-    source: Source
-    """What its files start with."""
-
-
-class Unchanged:
-    """Stands for "leave it as it is" where ``None`` means something else."""
-
-    def __repr__(self) -> str:
-        return "UNCHANGED"
-
-
-UNCHANGED = Unchanged()
+_STDOUT = -2
+"""The constant of ``subprocess``, copied because importing that module is slow."""
 
 
 def _resources(value: Resources) -> dict[str, int]:
-    return {"vcpus": value.vcpus, "memory": value.memory_mb}
+    return {"vcpus": value.vcpus, "memory": value.memory_mb, "exact": value.exact}
 
 
 def _retention(value: SnapshotRetention) -> dict[str, Any]:
@@ -104,79 +62,90 @@ def _source(value: Source) -> dict[str, Any]:
     return {"type": "snapshot", "snapshotId": value.snapshot_id}
 
 
-def _mounts(value: Mapping[str, Mount]) -> dict[str, dict[str, str]]:
-    return {path: {"drive": mount.drive, "mode": mount.mode.value} for path, mount in value.items()}
+def _spelled(value: Any) -> Any:
+    """Return a field of a `SandboxSpec` as bodies have it."""
+    match value:
+        case timedelta():
+            return milliseconds(value)
+        case Resources():
+            return _resources(value)
+        case SnapshotRetention():
+            return _retention(value)
+        case NetworkPolicy():
+            return authored(value)
+        case Mount():
+            return {"drive": value.drive, "mode": value.mode.value}
+        case tuple():
+            return list(value)
+        case Mapping():
+            return {key: _spelled(item) for key, item in value.items()}
+        case GitSource() | TarballSource() | SnapshotSource():
+            return _source(value)
+    return value
 
 
-_SPELLING: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "name": ("name", str),
-    "image": ("image", str),
-    "runtime": ("runtime", str),
-    "source": ("source", _source),
-    "ports": ("ports", list),
-    "timeout": ("timeout", milliseconds),
-    "resources": ("resources", _resources),
-    "persistent": ("persistent", bool),
-    "network_policy": ("networkPolicy", authored),
-    "env": ("env", dict),
-    "tags": ("tags", dict),
-    "mounts": ("mounts", _mounts),
-    "snapshot_expiration": ("snapshotExpiration", milliseconds),
-    "retention": ("keepLastSnapshots", _retention),
-}
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.title() for word in rest)
 
 
-def configuration(
-    *,
-    execution_time_limit: Duration | None = None,
-    snapshot_expiration: Duration | None = None,
-    snapshot_retention: SnapshotRetention | Unchanged | None = UNCHANGED,
-    ports: Sequence[int] | None = None,
-    **others: Any,
-) -> dict[str, Any]:
-    """The body for what was given; what is ``None`` is left out.
+_KEYWORDS = {option.keyword: name for name, option in OPTIONS.items() if option.keyword is not None}
+
+
+def configuration(**given: Any) -> dict[str, Any]:
+    """Return the body for the keywords that were given.
+
+    ``None`` is left out, except for ``snapshot_retention``, where it means that no rule applies.
 
     Raises:
-        InvalidRequest: naming the argument that cannot be.
+        InvalidRequest: an option is invalid; ``field`` names it.
     """
-    fields = {name: value for name, value in others.items() if value is not None}
-    if execution_time_limit is not None:
-        fields["timeout"] = duration(execution_time_limit, "execution_time_limit")
-    if snapshot_expiration is not None:
-        fields["snapshot_expiration"] = duration(snapshot_expiration, "snapshot_expiration")
-    if snapshot_retention is not None and not isinstance(snapshot_retention, Unchanged):
-        fields["retention"] = snapshot_retention
-    if ports is not None:
-        expect("ports", ports, Iterable, "a sequence of numbers")
-        fields["ports"] = tuple(ports)
-    unknown = fields.keys() - _SPELLING.keys()
+    unknown = given.keys() - _KEYWORDS.keys()
     if unknown:
         raise TypeError(f"a sandbox has no configuration {', '.join(sorted(unknown))}")
+    fields: dict[str, Any] = {}
+    for keyword, value in given.items():
+        if value is None:
+            continue
+        name = _KEYWORDS[keyword]
+        if OPTIONS[name].milliseconds:
+            value = duration(value, keyword)
+        elif name == "ports":
+            expect("ports", value, Iterable, "a sequence of numbers")
+            value = tuple(value)
+        fields[name] = value
     with _as_given():
         SandboxSpec(**fields)
-    body = {_SPELLING[name][0]: _SPELLING[name][1](value) for name, value in fields.items()}
-    if snapshot_retention is None:
+        check_together(fields)
+    body = {_camel(OPTIONS[name].body or name): _spelled(value) for name, value in fields.items()}
+    if given.get("snapshot_retention", body) is None:
         body["keepLastSnapshots"] = None
     return body
 
 
-_GIVEN = {"timeout": "execution_time_limit", "retention": "snapshot_retention"}
+def changes(**given: Any) -> dict[str, Any]:
+    """Return the body that changes these options, where ``None`` can mean something."""
+    unknown = given.keys() - ConfigurationChanges.__optional_keys__
+    if unknown:
+        raise TypeError(f"cannot be changed of a sandbox: {', '.join(sorted(unknown))}")
+    return configuration(**given)
 
 
 @contextmanager
 def _as_given() -> Iterator[None]:
-    """Errors name the argument as the caller knows it."""
+    """Make errors name the argument as the caller spells it."""
     try:
         yield
     except InvalidRequest as error:
         name, dot, rest = str(error.details.get("field", "")).partition(".")
-        if name not in _GIVEN:
+        keyword = OPTIONS[name].keyword if name in OPTIONS else None
+        if keyword in (None, name):
             raise
-        refuse(f"{_GIVEN[name]}{dot}{rest}", error.details.get("problem", error.message))
+        refuse(f"{keyword}{dot}{rest}", error.details.get("problem", error.message))
 
 
 def policy(value: NetworkPolicy) -> bytes:
-    """A network policy with the values it injects."""
+    """Return the body of a network policy, with the values it injects."""
     expect("policy", value, NetworkPolicy, "a NetworkPolicy")
     return encode(authored(value))
 
@@ -186,29 +155,34 @@ def process(
     args: Sequence[str],
     *,
     cwd: str | None,
-    env: Mapping[str, str] | None,
+    env: Mapping[str, str | None] | None,
     sudo: bool,
     user: str | None,
     kill_after: Duration | None,
     stdin: bool,
+    stderr: Literal["stdout"] | int | None = None,
+    grace: Duration | None = None,
 ) -> dict[str, Any]:
-    """The body that starts a process."""
+    """Return the body that starts a process."""
     _check_args(args)
     body: dict[str, Any] = {"command": command, "args": list(args), "sudo": sudo}
     if cwd is not None:
         body["cwd"] = cwd
     if env:
-        check_env(env)
+        check_env(env, removal=True)
         body["env"] = dict(env)
     if user is not None:
         body["user"] = user
     if kill_after is not None:
-        limit = milliseconds(duration(kill_after, "kill_after"))
-        if limit < 1:
-            refuse("kill_after", "must be at least a millisecond")
-        body["timeout"] = limit
+        body["timeout"] = _kill_after(kill_after)
+    if grace is not None:
+        body["grace"] = grace_period(grace)
     if stdin:
         body["attachStdin"] = True
+    if stderr is not None:
+        if stderr not in ("stdout", _STDOUT):
+            refuse("stderr", 'must be "stdout" or subprocess.STDOUT')
+        body["stderr"] = "stdout"
     return body
 
 
@@ -217,11 +191,12 @@ def terminal(
     args: Sequence[str],
     *,
     cwd: str | None,
-    env: Mapping[str, str] | None,
+    env: Mapping[str, str | None] | None,
     columns: int,
     rows: int,
+    kill_after: Duration | None,
 ) -> dict[str, Any]:
-    """The message that starts a program on a terminal; what is wrong with it nobody could tell later."""
+    """Return the message that starts a program on a terminal; mistakes are found here, before it is sent."""
     _check_args(args)
     words = {"command": command, **{f"args[{index}]": word for index, word in enumerate(args)}}
     if cwd is not None:
@@ -234,42 +209,88 @@ def terminal(
     if not command:
         refuse("command", "must not be empty")
     variables = {"TERM": "xterm-256color", **(env or {})}
-    check_env(variables)
+    check_env(variables, removal=True)
+    unset = [name for name, value in variables.items() if value is None]
     check_size(columns, rows)
     return {
         "type": "start",
+        "readsErrors": True,
         "command": command,
         "args": list(args),
-        "env": [f"{name}={value}" for name, value in variables.items()],
+        "env": [f"{name}={value}" for name, value in variables.items() if value is not None],
+        **({"unset": unset} if unset else {}),
         "cwd": cwd,
         "cols": columns,
         "rows": rows,
+        "timeout": _kill_after(kill_after),
     }
 
 
+def _kill_after(limit: Duration | None) -> int | None:
+    """Return a process's time limit in milliseconds."""
+    if limit is None:
+        return None
+    found = milliseconds(duration(limit, "kill_after"))
+    if found < 1:
+        refuse("kill_after", "must be at least 1 ms")
+    return found
+
+
+def grace_period(grace: Duration) -> int:
+    """Return the time between SIGTERM and SIGKILL in milliseconds."""
+    found = duration(grace, "grace")
+    if found <= timedelta(0):
+        refuse("grace", "must be longer than 0; without it SIGKILL is sent at once")
+    return max(milliseconds(found), 1)
+
+
+def time_limit(timeout: Duration) -> float:
+    """Return a time limit of a call in seconds."""
+    found = duration(timeout, "timeout").total_seconds()
+    if found <= 0:
+        refuse("timeout", f"must be longer than 0, not {found:g} seconds; pass None to wait without a limit")
+    return found
+
+
 def check_size(columns: int, rows: int) -> None:
-    """A size that a terminal can have."""
+    """Check the size of a terminal."""
     for name, value in (("columns", columns), ("rows", rows)):
         expect(name, value, int, "a number")
         if not 1 <= value <= 65_535:
-            refuse(name, "must be between 1 and 65535")
+            refuse(name, f"must be between 1 and 65535, not {value}")
 
 
 def _check_args(args: Sequence[str]) -> None:
     if isinstance(args, str):
-        refuse("args", "is a sequence of strings, not one string")
+        refuse("args", "must be a sequence of strings, not one string")
     expect("args", args, Iterable, "a sequence of strings")
 
 
+_NAMES = (
+    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE"),
+    *("ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ"),
+    *("VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS"),
+)
+_SIGNALS = {name: number for number, name in enumerate(_NAMES, start=1)}
+_SIGNALS |= {"IOT": 6, "CLD": 17, "POLL": 29, "RTMIN": 34, "RTMAX": 64}
+SIGKILL = _SIGNALS["KILL"]
+SIGTERM = _SIGNALS["TERM"]
+
+
 def signal_number(signal: int | str) -> int:
-    """A signal by number or name, with or without ``SIG``."""
+    """Return a signal's Linux number, given by number or name with or without ``SIG``.
+
+    Clients on other systems number some signals differently, so the host's own numbers are not used.
+    """
+    if isinstance(signal, signals.Signals):
+        signal = signal.name
     if isinstance(signal, str):
         name = signal.upper() if signal.upper().startswith("SIG") else f"SIG{signal.upper()}"
         try:
-            return int(signals.Signals[name])
+            return _SIGNALS[name.removeprefix("SIG")]
         except KeyError:
             refuse("signal", f"{signal!r} is not the name of a signal")
     expect("signal", signal, int, "a number or a name")
     if not 1 <= signal <= 64:
-        refuse("signal", "must be between 1 and 64")
+        refuse("signal", f"must be between 1 and 64, not {signal}")
     return int(signal)

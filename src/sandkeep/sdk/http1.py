@@ -1,4 +1,4 @@
-"""HTTP/1.1 as clients speak it over a unix socket, without I/O: requests to bytes, bytes to answers."""
+"""HTTP/1.1 for clients of a unix socket, without I/O: requests to bytes, bytes to responses."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Final
 
 import httptools
 
-from sandkeep.errors import TransportError
+from sandkeep.errors import InvalidRequest, TransportError
 
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 def head(method: str, target: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A request up to its body. Nothing in it may break a line: it would begin another header."""
+    """Return a request up to its body. A line break in a value is refused: it would begin another header."""
     lines = [f"{method} {target} HTTP/1.1".encode("ascii"), *(b"%b: %b" % header for header in headers)]
     if any(b"\n" in line or b"\r" in line or b"\0" in line for line in lines):
-        raise TransportError("a header has a line break in it")
+        raise InvalidRequest("the method, target or a header of the request contains a line break or NUL")
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def chunk(data: bytes) -> bytes:
+def frame_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class AnswerParser:
-    """One answer. Feed it what arrives; take the body away in between."""
+class ResponseParser:
+    """Parses one response. Feed it what arrives, and take the body parts with :meth:`body` in between."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -35,7 +35,7 @@ class AnswerParser:
         """The head is complete."""
         self.complete: bool = False
         self.left: int | None = None
-        """How much of the body has not come yet, if the head says how long it is."""
+        """Body bytes still to come, if the head states the length."""
         self._kept = False
         self._body: list[bytes] = []
 
@@ -43,23 +43,23 @@ class AnswerParser:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            raise TransportError(f"the server's answer cannot be read: {error}") from error
+            raise TransportError(f"the server's response is not valid HTTP: {error}") from error
 
     def end(self) -> None:
-        """The connection was closed, which ends an answer that does not say how long it is."""
-        told = self.headers.keys() & {"content-length", "transfer-encoding"}
-        if not self.started or told:
+        """The connection was closed, which ends a response without a stated length."""
+        stated = self.headers.keys() & {"content-length", "transfer-encoding"}
+        if not self.started or stated:
             raise TransportError("the connection to the server was lost")
         self.complete = True
 
     def taken(self) -> None:
-        """What is left of the body was read by somebody else."""
+        """Note that the rest of the body was read past this parser."""
         self.left = 0
         self.complete = True
 
     def body(self) -> list[bytes]:
-        pieces, self._body = self._body, []
-        return pieces
+        chunks, self._body = self._body, []
+        return chunks
 
     @property
     def reusable(self) -> bool:
@@ -74,7 +74,7 @@ class AnswerParser:
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 200:
-            self.headers.clear()  # an interim answer; the real one follows
+            self.headers.clear()  # an interim response; the real one follows
             return
         self.status = status
         self.started = True

@@ -1,10 +1,11 @@
-"""Images as the SDK gives them: frozen values, the same in both colours."""
+"""Images, as the SDK returns them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from sandkeep.dataclass import dataclass
 
 if TYPE_CHECKING:
     from sandkeep.wire.images import ImageObject, PullProgress
@@ -12,19 +13,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """A read-only root filesystem that sandboxes start from. It belongs to the machine, not to a project."""
+    """A read-only root filesystem for sandboxes: of the project that pulled it, or shared by all projects."""
 
     id: str
     kind: str
     """``host``, ``oci``, ``docker-archive``, ``tar`` or ``directory``."""
     names: tuple[str, ...]
-    """What ``image`` of a sandbox can say."""
+    """Names that the ``image`` option of a sandbox accepts."""
     size_bytes: int
     created_at: datetime
     warnings: tuple[str, ...]
+    shared: bool
+    """Every project of the machine can use it; only the machine's local user can delete it."""
 
     @classmethod
     def of(cls, shown: ImageObject) -> Image:
+        """Return the value for an object of a response."""
         return cls(
             id=shown.id,
             kind=shown.kind,
@@ -32,12 +36,13 @@ class Image:
             size_bytes=shown.size_bytes,
             created_at=datetime.fromtimestamp(shown.created_at / 1000, UTC),
             warnings=tuple(shown.warnings),
+            shared=shown.shared,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """How far a pull has come with one of the parts of an image."""
+    """Progress of one part of an image pull."""
 
     part: str
     done: int
@@ -45,4 +50,5 @@ class Pulled:
 
     @classmethod
     def of(cls, shown: PullProgress) -> Pulled:
+        """Return the value for an object of a response."""
         return cls(shown.what, shown.done, shown.total)

@@ -1,25 +1,30 @@
-"""Files on this side of an upload or download. Blocking, in small pieces.
+"""Local files of an upload or download. Blocking, in small chunks.
 
-A download never leaves the directory it was given: entries that would are refused, and nothing is written
-through a symbolic link that the archive itself made.
+A download never leaves its target directory: entries that would are refused, and nothing is written through a
+symbolic link that the archive itself made.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 
 from sandkeep.errors import ArchiveError
 from sandkeep.sdk import tarball
-from sandkeep.sdk.content import PIECE, FileBody, Progress, write_all
+from sandkeep.sdk.content import CHUNK_BYTES, FileBody, Progress, write_all
 from sandkeep.sdk.values import Transferred
+from sandkeep.shared.tarreader import TarEntry, TarFeed
+from sandkeep.wire.errors import exception
 
 __all__ = ["FileBody", "FileWriter", "Progress", "TreeReader", "TreeWriter"]
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+for _flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_BINARY", "O_NOINHERIT"):
+    _CREATE |= getattr(os, _flag, 0)  # not every system has all of them
+_SEPARATORS = "\\:" if os.name == "nt" else ""
+"""Characters besides ``/`` that can lead out of a directory on this system."""
 
 
 def ignored(name: str, patterns: Sequence[str]) -> bool:
@@ -36,7 +41,7 @@ def ignored(name: str, patterns: Sequence[str]) -> bool:
 
 
 class TreeReader:
-    """A local tree as a tar stream, gathered into pieces of a useful size."""
+    """A local tree as a tar stream, joined into chunks of a useful size."""
 
     def __init__(self, root: str, prefix: str, ignore: Sequence[str], progress: Progress | None) -> None:
         self._root = root
@@ -47,13 +52,13 @@ class TreeReader:
         self.bytes: int = 0
 
     def stream(self) -> Iterator[bytes]:
-        """The archive."""
+        """Return the archive in chunks."""
         gathered: list[bytes] = []
         size = 0
-        for piece in self._blocks():
-            gathered.append(piece)
-            size += len(piece)
-            if size >= PIECE:
+        for chunk in self._blocks():
+            gathered.append(chunk)
+            size += len(chunk)
+            if size >= CHUNK_BYTES:
                 yield b"".join(gathered)
                 gathered.clear()
                 size = 0
@@ -96,9 +101,9 @@ class TreeReader:
             )
             left = info.st_size
             while left:
-                data = handle.read(min(PIECE, left))
+                data = handle.read(min(CHUNK_BYTES, left))
                 if not data:
-                    raise ArchiveError(f"{path} became shorter while it was sent", path=path, entry=name)
+                    raise ArchiveError(f"{path} became shorter during the upload", path=path, entry=name)
                 left -= len(data)
                 yield data
         yield tarball.padding(info.st_size)
@@ -118,13 +123,13 @@ class FileWriter:
         self._path = path
         directory = os.path.dirname(os.path.abspath(path))
         os.makedirs(directory, exist_ok=True)
-        self._draft = os.path.join(directory, f".{secrets.token_hex(8)}.part")
+        self._draft = os.path.join(directory, f".{os.urandom(8).hex()}.part")
         self._fd = os.open(self._draft, _CREATE, 0o600)
         self.bytes: int = 0
 
     @classmethod
     def in_tree(cls, path: str) -> FileWriter:
-        """One of many, in a directory that is there: under its own name when nothing has it yet."""
+        """Return a writer for a file in an existing directory, under its own name if that is free."""
         self = cls.__new__(cls)
         try:
             self._fd = os.open(path, _CREATE, 0o600)
@@ -142,13 +147,14 @@ class FileWriter:
         self.bytes += len(data)
 
     def finish(self, mode: int) -> None:
-        os.fchmod(self._fd, mode & 0o777)
+        if hasattr(os, "fchmod"):
+            os.fchmod(self._fd, mode & 0o777)
         self._close()
         if self._draft != self._path:
             os.replace(self._draft, self._path)
 
     def discard(self) -> None:
-        """After a failure."""
+        """Clean up after a failure."""
         self._close()
         try:
             os.unlink(self._draft)
@@ -162,50 +168,57 @@ class FileWriter:
 
 
 class TreeWriter:
-    """Puts the entries of an archive below a local directory."""
+    """Writes the entries of an archive below a local directory."""
 
     def __init__(self, root: str, progress: Progress | None) -> None:
         self._root = os.path.abspath(root)
         os.makedirs(self._root, exist_ok=True)
-        self._feed = tarball.TarFeed()
+        self._feed = TarFeed()
         self._progress = progress
-        self._entry: tarball.Entry | None = None
+        self._entry: TarEntry | None = None
         self._file: FileWriter | None = None
         self._left = 0
         self._modes: list[tuple[str, int]] = []
         self._real = {self._root}
         self.files: int = 0
         self.bytes: int = 0
+        self.report: ArchiveError | None = None
+        """Report of the server, at the end of the archive, about entries it could not read."""
 
     def write(self, data: bytes) -> None:
-        """More of the archive."""
+        """Add a chunk of the archive."""
         try:
             for event in self._feed.feed(data):
                 if isinstance(event, bytes):
                     self._content(event)
                 else:
                     self._start(event)
-        except tarball.BadArchive as error:
-            raise ArchiveError(f"the archive cannot be read: {error}") from error
+        except ArchiveError as error:
+            error.details.setdefault("path", self._root)
+            raise
 
     def finish(self) -> None:
-        """All of it has arrived."""
+        """Complete the tree after the last chunk."""
         try:
             self._feed.finish()
-        except tarball.BadArchive as error:
-            raise ArchiveError(str(error), files=self.files) from error
+        except ArchiveError as error:
+            error.details |= {"path": self._root, "files": self.files}
+            raise
         # Last, and inner ones first: a directory may forbid writing into it.
         for path, mode in reversed(self._modes):
             os.chmod(path, mode)
+        if self._feed.trailer:
+            told = exception(200, self._feed.trailer)
+            self.report = told if isinstance(told, ArchiveError) else None
 
     def discard(self) -> None:
-        """After a failure: complete files stay, the one under way goes."""
+        """Clean up after a failure: keep complete files, remove the incomplete one."""
         if self._file is not None:
             self._file.discard()
             self._file = None
 
-    def _start(self, entry: tarball.Entry) -> None:
-        name = entry.name.strip("/")
+    def _start(self, entry: TarEntry) -> None:
+        name = tarball.text(entry.name).strip("/")
         if name in ("", "."):
             return
         path = self._place(name)
@@ -216,12 +229,12 @@ class TreeWriter:
             self._modes.append((path, (entry.mode & 0o777) | 0o700))
         elif entry.kind == "symlink":
             _remove(path)
-            os.symlink(entry.link, path)
+            os.symlink(tarball.text(entry.link), path)
             self._real.discard(path)
         elif entry.kind == "hardlink":
-            source = self._place(entry.link.strip("/"))
+            source = self._place(tarball.text(entry.link).strip("/"))
             _remove(path)
-            os.link(source, path, follow_symlinks=False)
+            os.link(source, path, follow_symlinks=os.link not in os.supports_follow_symlinks)
             self.files += 1
         elif entry.kind == "file":
             self._file = FileWriter.in_tree(path)
@@ -239,20 +252,20 @@ class TreeWriter:
             self._file = None
             self.files += 1
             if self._progress is not None:
-                self._progress(Transferred(self._entry.name, self.files, self.bytes))
+                self._progress(Transferred(tarball.text(self._entry.name), self.files, self.bytes))
 
     def _place(self, name: str) -> str:
-        """Where an entry goes. Every directory above it is a real one below the root."""
+        """Return the local path of an entry. Every directory above it is a real one below the root."""
         parts = name.split("/")
-        if any(part in ("", ".", "..") for part in parts):
-            raise ArchiveError(f"the archive has an entry called {name}", path=name, entry=name)
+        if any(part in ("", ".", "..") or set(_SEPARATORS) & set(part) for part in parts):
+            raise ArchiveError(f"the archive has an unsafe entry name: {name!r}", path=name, entry=name)
         above = self._root
         for part in parts[:-1]:
             above = os.path.join(above, part)
             if above in self._real:
                 continue
             if os.path.islink(above):
-                raise ArchiveError(f"{name} would be written through a link", path=name, entry=name)
+                raise ArchiveError(f"{name} would be written through a symbolic link", path=name, entry=name)
             os.makedirs(above, exist_ok=True)
             self._real.add(above)
         return os.path.join(above, parts[-1])

@@ -1,29 +1,31 @@
-"""Secrets and what happened on a sandbox's network, as the SDK gives them: the same in both colours."""
+"""Secrets and network events of a sandbox, as the SDK returns them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from sandkeep.dataclass import dataclass
+
 if TYPE_CHECKING:
-    from sandkeep.wire.additions import EventObject
     from sandkeep.wire.secrets import SecretObject
+    from sandkeep.wire.v1 import EventObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secret:
-    """What may be known about a secret. Its value never leaves the server."""
+    """The public part of a secret. Its value never leaves the server."""
 
     name: str
-    """What rules call it: ``${secret:name}``."""
+    """Rules refer to it as ``${secret:name}``."""
     created_at: datetime
     updated_at: datetime
 
     @classmethod
     def of(cls, shown: SecretObject) -> Secret:
+        """Return the value for an object of a response."""
         return cls(
             name=shown.name,
             created_at=datetime.fromtimestamp(shown.created_at / 1000, UTC),
@@ -33,7 +35,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEvent:
-    """Something that happened on a sandbox's network. What does not apply to its kind is ``None``."""
+    """Something that happened on a sandbox's network. Fields that do not apply to its kind are ``None``."""
 
     id: str
     time: datetime
@@ -44,28 +46,29 @@ class NetworkEvent:
     """``allow`` or ``deny``."""
     reason: str | None = None
     rule: str | None = None
-    """The line of the policy that decided."""
+    """The entry of the policy that decided."""
     name: str | None = None
-    """The host, where it is known by name."""
+    """Name of the host, if known."""
     address: str | None = None
     port: int | None = None
     query_type: str | None = None
-    """What a DNS query asked for, such as ``AAAA``."""
+    """Record type of a DNS query, such as ``AAAA``."""
     method: str | None = None
     path: str | None = None
-    """Of a request, without its query string."""
+    """Path of a request, without its query string."""
     status: int | None = None
     received_bytes: int | None = None
-    """By the sandbox, on a connection that was closed."""
+    """Bytes that the sandbox received on a connection that has closed."""
     sent_bytes: int | None = None
     duration: timedelta | None = None
     limit: str | None = None
-    """Which one was reached."""
+    """Name of the limit that was reached."""
     count: int | None = None
-    """How many events were left out, there being too many."""
+    """Number of events left out because there were too many."""
 
     @classmethod
     def of(cls, shown: EventObject) -> NetworkEvent:
+        """Return the value for an object of a response."""
         data = shown.data
         milliseconds = data.get("milliseconds")
         return cls(

@@ -1,25 +1,26 @@
-"""What may be asked for. Each query class allows only the combinations the server can answer.
+"""Queries for lists. Each class allows only the combinations that the server supports.
 
-Give one to ``query_sandboxes``, ``query_sessions``, ``query_snapshots`` or ``query_drives``; with none,
+Pass one to ``query_sandboxes``, ``query_sessions``, ``query_snapshots`` or ``query_drives``; without one,
 everything is listed, newest first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from sandkeep.types import DriveSort, SandboxSort, SessionStatus, SnapshotStatus, SortOrder, expect, refuse
+from sandkeep.checks import expect, refuse
+from sandkeep.dataclass import dataclass
+from sandkeep.states import DriveSort, SandboxSort, SessionStatus, SnapshotStatus, SortOrder
 
 
 def _check_limit(limit: int) -> None:
     expect("page_size", limit, int, "a number")
     if not 1 <= limit <= 100:
-        refuse("page_size", "must be between 1 and 100")
+        refuse("page_size", f"must be between 1 and 100, not {limit}")
 
 
 def _check_sandbox(name: str | None) -> None:
-    """An empty name would be answered with those of every sandbox."""
+    """Refuse an empty name: the server would list the items of every sandbox."""
     if name is not None:
         expect("sandbox", name, str, "text")
         if not name:
@@ -30,13 +31,13 @@ def _check_sandbox(name: str | None) -> None:
 class _Query:
     order: SortOrder = SortOrder.DESC
     page_size: int = 50
-    """How many items one request fetches, at most 100."""
+    """Items per request, at most 100."""
 
     def __post_init__(self) -> None:
         _check_limit(self.page_size)
 
     def parameters(self) -> dict[str, str]:
-        """The query string's parameters, as the wire spells them."""
+        """Return the parameters of the query string."""
         return {"limit": str(self.page_size), "sortOrder": self.order.value}
 
 
@@ -44,10 +45,11 @@ class _Query:
 class _SandboxQuery(_Query):
     sort: ClassVar[SandboxSort]
     tag: tuple[str, str] | None = None
-    """Key and value that a sandbox's tags must hold."""
+    """A key and value that the sandbox's tags must contain."""
     status: SessionStatus | None = None
 
     def parameters(self) -> dict[str, str]:
+        """Return the parameters of the query string."""
         found = {**_Query.parameters(self), "sortBy": self.sort.value}
         if self.tag is not None:
             found["tags"] = ":".join(self.tag)
@@ -65,20 +67,21 @@ class SandboxQueryByName(_SandboxQuery):
     prefix: str = ""
 
     def parameters(self) -> dict[str, str]:
+        """Return the parameters of the query string."""
         found = _SandboxQuery.parameters(self)
         return {**found, "namePrefix": self.prefix} if self.prefix else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxQueryByCreated(_SandboxQuery):
-    """Sandboxes ordered by when they were created."""
+    """Sandboxes ordered by creation time."""
 
     sort: ClassVar[SandboxSort] = SandboxSort.CREATED_AT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxQueryByStatusUpdated(_SandboxQuery):
-    """Sandboxes ordered by when their status last changed."""
+    """Sandboxes ordered by the time of their last status change."""
 
     sort: ClassVar[SandboxSort] = SandboxSort.STATUS_UPDATED_AT
 
@@ -88,7 +91,7 @@ SandboxQuery = SandboxQueryByName | SandboxQueryByCreated | SandboxQueryByStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionQuery(_Query):
-    """Sessions ordered by when they were created, of one sandbox or of all."""
+    """Sessions ordered by creation time, of one sandbox or of all."""
 
     sandbox: str | None = None
 
@@ -97,13 +100,14 @@ class SessionQuery(_Query):
         _check_sandbox(self.sandbox)
 
     def parameters(self) -> dict[str, str]:
+        """Return the parameters of the query string."""
         found = _Query.parameters(self)
         return found if self.sandbox is None else {**found, "name": self.sandbox}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotQuery(_Query):
-    """Snapshots ordered by when they were taken, of one sandbox or of all."""
+    """Snapshots ordered by creation time, of one sandbox or of all."""
 
     sandbox: str | None = None
     status: SnapshotStatus | None = None
@@ -113,6 +117,7 @@ class SnapshotQuery(_Query):
         _check_sandbox(self.sandbox)
 
     def parameters(self) -> dict[str, str]:
+        """Return the parameters of the query string."""
         found = _Query.parameters(self)
         if self.sandbox is not None:
             found["name"] = self.sandbox
@@ -126,6 +131,7 @@ class _DriveQuery(_Query):
     sort: ClassVar[DriveSort]
 
     def parameters(self) -> dict[str, str]:
+        """Return the parameters of the query string."""
         return {**_Query.parameters(self), "sortBy": self.sort.value}
 
 
@@ -138,20 +144,21 @@ class DriveQueryByName(_DriveQuery):
     prefix: str = ""
 
     def parameters(self) -> dict[str, str]:
+        """Return the parameters of the query string."""
         found = _DriveQuery.parameters(self)
         return {**found, "namePrefix": self.prefix} if self.prefix else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveQueryByCreated(_DriveQuery):
-    """Drives ordered by when they were created."""
+    """Drives ordered by creation time."""
 
     sort: ClassVar[DriveSort] = DriveSort.CREATED_AT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveQueryByUpdated(_DriveQuery):
-    """Drives ordered by when they last changed."""
+    """Drives ordered by the time of their last change."""
 
     sort: ClassVar[DriveSort] = DriveSort.UPDATED_AT
 

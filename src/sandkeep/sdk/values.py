@@ -1,4 +1,4 @@
-"""What handles and queries return: frozen values, the same in both colours.
+"""Frozen values that handles and queries return.
 
 Times are aware datetimes in UTC, durations are :class:`~datetime.timedelta`, sizes are bytes and memory is
 megabytes. ``None`` is "not known" or "not yet".
@@ -8,39 +8,33 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 from msgspec import UnsetType
 
-from sandkeep.types import (
+from sandkeep.dataclass import dataclass
+from sandkeep.frozen import Frozen
+from sandkeep.states import (
+    EndReason,
     FileKind,
-    Mount,
     OutputStream,
     PolicyMode,
     ProcessStatus,
-    Resources,
-    SessionStatus,
     SnapshotMethod,
-    SnapshotRetention,
     SnapshotStatus,
-    Tier,
 )
 
 if TYPE_CHECKING:
+    from sandkeep.policy_json import PolicyObject
     from sandkeep.wire.objects import (
         CommandObject,
         DriveObject,
-        RetentionObject,
         RouteObject,
-        SandboxObject,
-        SessionObject,
         SnapshotObject,
         TreeNode,
     )
-    from sandkeep.wire.policies import PolicyObject
 
 T = TypeVar("T")
 
@@ -49,12 +43,20 @@ TAIL = 4096
 
 
 def given(value: T | UnsetType) -> T | None:
-    """A field that may have been left out."""
+    """Return an optional field; ``None`` if the server left it out."""
     return None if isinstance(value, UnsetType) else value
 
 
+@overload
+def moment(value: int) -> datetime: ...
+
+
+@overload
+def moment(value: int | UnsetType | None) -> datetime | None: ...
+
+
 def moment(value: int | UnsetType | None) -> datetime | None:
-    """A time in milliseconds since the epoch."""
+    """Return the time for milliseconds since the epoch."""
     if value is None or isinstance(value, UnsetType):
         return None
     return datetime.fromtimestamp(value / 1000, UTC)
@@ -65,47 +67,57 @@ def _at(value: int) -> datetime:
 
 
 def span(value: int | UnsetType | None) -> timedelta | None:
-    """A duration in milliseconds."""
+    """Return the duration for milliseconds."""
     return None if value is None or isinstance(value, UnsetType) else timedelta(milliseconds=value)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a session, or all sessions of a sandbox, used."""
+    """Resources used by a session, or by all sessions of a sandbox."""
 
     cpu: timedelta
-    """Time processors were busy."""
+    """CPU time."""
     duration: timedelta
-    """Time sessions were there."""
+    """Time that sessions existed."""
     ingress_bytes: int
     egress_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a port of a sandbox is reached."""
+    """The URL of a port of a sandbox."""
 
     port: int
     url: str
+    """Public if it is below the operator's domain; with a loopback address, for the server's machine only."""
+    token: str | None = field(default=None, repr=False)
+    """If the operator protects routes: value of the header ``x-sandkeep-token`` that a request must send."""
+
+    @property
+    def link(self) -> str:
+        """The URL for a browser: with the token, if there is one, which a cookie keeps from then on."""
+        return self.url if self.token is None else f"{self.url}/?sandkeep_token={self.token}"
 
     @classmethod
     def of(cls, shown: RouteObject) -> Route:
-        return cls(port=shown.port, url=shown.url)
+        """Return the value for an object of a response."""
+        return cls(port=shown.port, url=shown.url, token=shown.token or None)
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPolicy:
-    """A network policy as the server shows it: what may be reached, without the values rules inject."""
+    """A network policy as the server shows it, without the values that rules inject."""
 
     mode: PolicyMode
     domains: tuple[str, ...] = ()
     allow_subnets: tuple[str, ...] = ()
     deny_subnets: tuple[str, ...] = ()
     injected: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of the headers set on requests, by domain."""
+    """Names of the headers that rules set on requests, by domain."""
 
     @classmethod
     def of(cls, shown: PolicyObject) -> ShownPolicy:
+        """Return the value for an object of a response."""
         injected: dict[str, tuple[str, ...]] = {}
         for rule in given(shown.injection_rules) or []:
             names = (*injected.get(rule.domain, ()), *(given(rule.header_names) or ()))
@@ -115,138 +127,8 @@ class ShownPolicy:
             domains=tuple(given(shown.allowed_domains) or ()),
             allow_subnets=tuple(given(shown.allowed_cidrs) or ()),
             deny_subnets=tuple(given(shown.denied_cidrs) or ()),
-            injected=MappingProxyType(injected),
+            injected=Frozen(injected),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """One execution of a sandbox, running or over."""
-
-    id: str
-    sandbox: str
-    """The name of the sandbox it belongs to."""
-    status: SessionStatus
-    resources: Resources
-    execution_time_limit: timedelta
-    cwd: str
-    created_at: datetime
-    started_at: datetime | None
-    stopped_at: datetime | None
-    source_snapshot_id: str | None
-    """The snapshot its files started from."""
-    network_policy: ShownPolicy | None
-    usage: Usage | None
-    """Known once it has ended."""
-    tier: Tier | None
-    barriers: Mapping[str, str]
-    """What stands between it and the host, by name."""
-    limits: Mapping[str, str]
-    """Which resource limits are enforced, watched or absent."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was running when this was asked."""
-        return self.status is SessionStatus.RUNNING
-
-    @classmethod
-    def of(cls, shown: SessionObject) -> Session:
-        transfer = given(shown.network_transfer)
-        usage = None
-        if transfer is not None:
-            usage = Usage(
-                cpu=span(shown.active_cpu_duration_ms) or timedelta(),
-                duration=span(shown.duration) or timedelta(),
-                ingress_bytes=transfer.ingress,
-                egress_bytes=transfer.egress,
-            )
-        return cls(
-            id=shown.id,
-            sandbox=given(shown.source_sandbox_name) or "",
-            status=shown.status,
-            resources=Resources(shown.vcpus, shown.memory),
-            execution_time_limit=timedelta(milliseconds=shown.timeout),
-            cwd=shown.cwd,
-            created_at=_at(shown.created_at),
-            started_at=moment(shown.started_at),
-            stopped_at=moment(shown.stopped_at) or moment(shown.aborted_at),
-            source_snapshot_id=given(shown.source_snapshot_id),
-            network_policy=None
-            if isinstance(shown.network_policy, UnsetType)
-            else ShownPolicy.of(shown.network_policy),
-            usage=usage,
-            tier=given(shown.tier),
-            barriers=MappingProxyType(given(shown.barriers) or {}),
-            limits=MappingProxyType(given(shown.limits) or {}),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxInfo:
-    """A sandbox as the server last described it."""
-
-    name: str
-    status: SessionStatus
-    current_session_id: str
-    persistent: bool
-    image: str | None
-    runtime: str | None
-    resources: Resources
-    execution_time_limit: timedelta
-    """Of each new session."""
-    expires_at: datetime | None
-    """When the running session will be stopped."""
-    cwd: str
-    tags: Mapping[str, str]
-    mounts: Mapping[str, Mount]
-    network_policy: ShownPolicy | None
-    current_snapshot_id: str | None
-    snapshot_expiration: timedelta | None
-    snapshot_retention: SnapshotRetention | None
-    created_at: datetime
-    updated_at: datetime
-    usage: Usage
-    """Of all its sessions that have ended."""
-    tier: Tier | None
-
-    @classmethod
-    def of(cls, shown: SandboxObject) -> SandboxInfo:
-        mounts = given(shown.mounts) or {}
-        return cls(
-            name=shown.name,
-            status=shown.status,
-            current_session_id=shown.current_session_id,
-            persistent=shown.persistent,
-            image=given(shown.image),
-            runtime=given(shown.runtime),
-            resources=Resources(given(shown.vcpus), given(shown.memory)),
-            execution_time_limit=span(shown.timeout) or timedelta(),
-            expires_at=moment(shown.expires_at),
-            cwd=given(shown.cwd) or "/",
-            tags=MappingProxyType(given(shown.tags) or {}),
-            mounts=MappingProxyType({path: Mount(m.drive, m.mode) for path, m in mounts.items()}),
-            network_policy=None
-            if isinstance(shown.network_policy, UnsetType)
-            else ShownPolicy.of(shown.network_policy),
-            current_snapshot_id=given(shown.current_snapshot_id),
-            snapshot_expiration=span(shown.snapshot_expiration),
-            snapshot_retention=_retention(shown.keep_last_snapshots),
-            created_at=_at(shown.created_at),
-            updated_at=_at(shown.updated_at),
-            usage=Usage(
-                cpu=span(shown.total_active_cpu_duration_ms) or timedelta(),
-                duration=span(shown.total_duration_ms) or timedelta(),
-                ingress_bytes=given(shown.total_ingress_bytes) or 0,
-                egress_bytes=given(shown.total_egress_bytes) or 0,
-            ),
-            tier=given(shown.tier),
-        )
-
-
-def _retention(shown: RetentionObject | UnsetType) -> SnapshotRetention | None:
-    if isinstance(shown, UnsetType):
-        return None
-    return SnapshotRetention(shown.count, span(shown.expiration), shown.delete_evicted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,21 +137,22 @@ class Snapshot:
 
     id: str
     session_id: str
-    """The session it was taken of."""
+    """The session that it was taken of."""
     status: SnapshotStatus
     method: SnapshotMethod | None
     parent_id: str | None
     size_bytes: int
-    """What it takes on disk by itself, without those it stands on. Measured in moments; 0 until then."""
+    """Bytes on disk that only this snapshot uses, without its ancestors."""
     created_at: datetime
     expires_at: datetime | None
-    """``None``: never. One that a sandbox would start from is kept beyond it, until that changes."""
+    """``None``: never. A snapshot that a sandbox would start from is kept even after this time."""
     last_used_at: datetime | None
     synced_at: datetime | None
-    """Since when it survives a power failure; before that it survives the end of every process."""
+    """Since when it survives a power failure; before that it survives only the end of every process."""
 
     @classmethod
     def of(cls, shown: SnapshotObject) -> Snapshot:
+        """Return the value for an object of a response."""
         return cls(
             id=shown.id,
             session_id=shown.source_session_id,
@@ -285,6 +168,15 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxGroup:
+    """A group of accounts inside a sandbox."""
+
+    name: str
+    directory: str
+    """A directory shared by the members: files made in it belong to the group."""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotNode:
     """A snapshot in the tree, with the other children of its parent."""
 
@@ -293,20 +185,13 @@ class SnapshotNode:
 
     @classmethod
     def of(cls, shown: TreeNode) -> SnapshotNode:
+        """Return the value for an object of a response."""
         return cls(Snapshot.of(shown.snapshot), tuple(Snapshot.of(other) for other in shown.siblings))
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """What a stop left: the session as it ended, and the snapshot of a persistent sandbox."""
-
-    session: Session
-    snapshot: Snapshot | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drive:
-    """A named filesystem of its own, mounted into sandboxes."""
+    """A named filesystem that sandboxes can mount."""
 
     id: str
     name: str
@@ -321,6 +206,7 @@ class Drive:
 
     @classmethod
     def of(cls, shown: DriveObject) -> Drive:
+        """Return the value for an object of a response."""
         return cls(
             id=shown.id,
             name=shown.name,
@@ -335,7 +221,7 @@ class Drive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """A process's record as the server last described it."""
+    """The record of a process as the server last described it."""
 
     id: str
     session_id: str
@@ -344,14 +230,19 @@ class ProcessInfo:
     cwd: str
     status: ProcessStatus
     returncode: int | None
-    """128 + n for a process ended by signal n."""
+    """128 + n if signal n ended the process."""
     started_at: datetime
+    finished_at: datetime | None
+    """``None`` while the process runs."""
     duration: timedelta | None
-    reason: str | None
-    """Why it is failed, killed or lost."""
+    reason: EndReason | None
+    """How it ended; ``None`` while it runs."""
+    explanation: str | None
+    """Why the status is failed, killed or lost, in words."""
 
     @classmethod
     def of(cls, shown: CommandObject) -> ProcessInfo:
+        """Return the value for an object of a response."""
         ended = ProcessStatus.RUNNING if shown.exit_code is None else ProcessStatus.EXITED
         return cls(
             id=shown.id,
@@ -362,14 +253,18 @@ class ProcessInfo:
             status=ended if isinstance(shown.status, UnsetType) else shown.status,
             returncode=shown.exit_code,
             started_at=_at(shown.started_at),
+            finished_at=None
+            if isinstance(shown.duration_ms, UnsetType)
+            else _at(shown.started_at + shown.duration_ms),
             duration=span(shown.duration_ms),
-            reason=given(shown.reason),
+            reason=given(shown.end_reason),
+            explanation=given(shown.reason),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedProcess:
-    """How a process ended. Output is there when it was captured."""
+    """Result of a process. Output is set if it was captured."""
 
     command: str
     args: tuple[str, ...]
@@ -378,6 +273,18 @@ class CompletedProcess:
     stderr: bytes | None
     process_id: str
     session_id: str
+    reason: EndReason = EndReason.EXITED
+    """How it ended."""
+    duration: timedelta = timedelta()
+    """Run time."""
+    omitted_bytes: int = 0
+    """Bytes of the captured streams that are not here: beyond ``max_output``, which keeps the first half of
+    so many bytes and the last, or dropped by the server, whose log has its own limit."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether captured output is incomplete."""
+        return self.omitted_bytes > 0
 
     @property
     def stdout_text(self) -> str:
@@ -390,18 +297,20 @@ class CompletedProcess:
         return (self.stderr or b"").decode("utf-8", "replace")
 
     def check_returncode(self) -> None:
-        """Raise :class:`~sandkeep.errors.ProcessFailed` unless the process ended with 0."""
+        """Raise :class:`~sandkeep.errors.ProcessFailed` unless the exit code is 0."""
         if self.returncode:
             raise failed(self)
 
 
 def failed(done: CompletedProcess) -> Exception:
-    """The error of a process that ended with another code than 0, with the end of what it printed."""
+    """Return the error for an exit code other than 0, with the end of the output."""
     from sandkeep.errors import ProcessFailed
 
     stdout, stderr = (done.stdout or b"")[-TAIL:], (done.stderr or b"")[-TAIL:]
     said = (stderr or stdout).decode("utf-8", "replace").strip()
-    message = f"{done.command} ended with {done.returncode}"
+    message = f"{done.command} exited with code {done.returncode}"
+    if done.reason is not EndReason.EXITED:
+        message += f" ({done.reason.replace('_', ' ')})"
     if said:
         message += f": {said.splitlines()[-1][:200]}"
     return ProcessFailed(
@@ -409,8 +318,11 @@ def failed(done: CompletedProcess) -> Exception:
         command=done.command,
         arguments=done.args,
         returncode=done.returncode,
+        reason=done.reason,
+        duration=done.duration,
         stdout=stdout,
         stderr=stderr,
+        omitted_bytes=done.omitted_bytes,
         process=done.process_id,
         session=done.session_id,
     )
@@ -418,36 +330,39 @@ def failed(done: CompletedProcess) -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """Bytes a process printed, at their place in its output log."""
+    """Bytes that a process wrote, with their offset in its output log."""
 
     offset: int
-    """Counts the bytes of both streams together, in the order they were read."""
+    """Position in the bytes of both streams together, in the order they were read."""
     time: datetime
     stream: OutputStream
     data: bytes
 
     @property
     def end(self) -> int:
-        """The offset after it, to go on from."""
+        """Offset of the byte after it; pass it to continue from here."""
         return self.offset + len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputGap:
-    """A range of the log that was dropped because the process printed more than is kept."""
+    """A range of the log that is missing."""
 
     offset: int
     length: int
+    """0 if the log is damaged at its end, so that the missing length is unknown."""
+    reason: Literal["dropped", "damaged"] = "dropped"
+    """Dropped because the process wrote more than is kept, or damaged on the server's disk."""
 
     @property
     def end(self) -> int:
-        """The offset after it, to go on from."""
+        """Offset of the byte after it; pass it to continue from here."""
         return self.offset + self.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """A directory entry, with ids as the sandbox sees them."""
+    """A directory entry, with user and group ids as the sandbox sees them."""
 
     path: str
     kind: FileKind
@@ -458,11 +373,11 @@ class FileStat:
     gid: int
     modified_at: datetime
     target: str | None
-    """Where a symbolic link points, as written in it."""
+    """Target of a symbolic link, unresolved."""
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The last component of the path."""
         return posixpath.basename(self.path)
 
     @property
@@ -487,16 +402,37 @@ class FileChange:
 
     path: str
     kind: str
-    """``created``, ``changed`` or ``removed``; ``overflow`` when some were missed."""
+    """``created``, ``changed`` or ``removed``; ``overflow`` if some changes were missed."""
     is_dir: bool = False
     """Whether it is, or was, a directory."""
 
 
 @dataclass(frozen=True, slots=True)
+class FileLines:
+    """A range of lines of a text file."""
+
+    text: str
+    """The lines with their line feeds."""
+    start: int
+    """Number of the first line; lines are counted from 1."""
+    count: int
+    """Number of lines in ``text``."""
+    more: bool
+    """Whether the file goes on after them."""
+    cut: bool
+    """Whether the only line is longer than ``max_bytes`` and its end is missing."""
+
+    @property
+    def next_start(self) -> int | None:
+        """The line to continue with; ``None`` at the end of the file."""
+        return self.start + self.count if self.more else None
+
+
+@dataclass(frozen=True, slots=True)
 class Transferred:
-    """How far an upload or download has come: what a progress callback is given, and the final count."""
+    """Progress of an upload or download, as passed to a progress callback, and its final count."""
 
     path: str
-    """The entry under way; empty in the final count."""
+    """The entry being transferred; empty in the final count."""
     files: int
     bytes: int

@@ -1,14 +1,13 @@
-"""Frames of an interactive terminal's connection, without I/O."""
+"""WebSocket frames of a terminal's connection, without I/O."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sandkeep.dataclass import dataclass
 from sandkeep.errors import StreamClosed, TransportError
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The other side has ended the connection."""
+    """The server has closed the connection."""
 
     code: int
     reason: str
@@ -41,19 +40,21 @@ class Handshake:
         }
 
     def check(self, status: int, accept: str) -> None:
-        """Raise unless the server agreed."""
+        """Raise unless the server accepted."""
         if status == 403:
             raise StreamClosed("the server did not accept the terminal's token")
+        import hashlib  # loads OpenSSL, which only terminals need
+
         expected = base64.b64encode(hashlib.sha1(self._key + _MAGIC).digest()).decode()
         if status != 101 or accept != expected:
-            raise TransportError(f"the server answered {status} instead of opening a terminal")
+            raise TransportError(f"the server responded with {status} instead of opening a terminal")
 
 
 class Frames:
-    """Bytes of the connection to messages, and back."""
+    """Turns bytes of the connection into messages, and messages into bytes."""
 
     def __init__(self) -> None:
-        # A dependency of its own weight, needed by terminals alone.
+        # Imported here because only terminals need it, and it is slow to import.
         from websockets.frames import Opcode
         from websockets.protocol import CLIENT, OPEN, Protocol
 
@@ -61,7 +62,7 @@ class Frames:
         self._protocol: Protocol = Protocol(CLIENT, state=OPEN, max_size=_LARGEST)
 
     def feed(self, data: bytes) -> Iterator[bytes | str | Closed]:
-        """Messages that are complete now: binary, text, or the end. No data is the end of the connection."""
+        """Return messages that are complete now: binary, text, or the end. Empty ``data`` is the end."""
         if data:
             self._protocol.receive_data(data)
         else:
@@ -89,5 +90,5 @@ class Frames:
         self._protocol.send_close(1000)
 
     def to_send(self) -> bytes:
-        """What must go out now: our frames, and answers to the other side's pings."""
+        """Return the bytes to send now: our frames, and pongs for the server's pings."""
         return b"".join(self._protocol.data_to_send())

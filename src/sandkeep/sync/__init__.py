@@ -17,13 +17,23 @@ Importing the package imports nothing else: what is named here is loaded when it
 every supervisor import from below it and must stay small.
 """
 
-__version__ = "0.1.0"
-
 TYPE_CHECKING = False  # what checkers read as True; importing typing for it would cost more than all the rest
 
 if TYPE_CHECKING:
     from sandkeep.errors import SandkeepError
+    from sandkeep.policy import (
+        Domain,
+        Forward,
+        Matcher,
+        NetworkPolicy,
+        PairMatcher,
+        RequestMatch,
+        Respond,
+        Rule,
+        Transform,
+    )
     from sandkeep.sync.api import (
+        bind,
         create_sandbox,
         default_client,
         delete_drive,
@@ -54,8 +64,7 @@ if TYPE_CHECKING:
     from sandkeep.sync.secrets import Secrets
     from sandkeep.sync.streams import ByteReader, StdinWriter, TextReader
     from sandkeep.sync.terminal import Terminal
-    from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
-    from sandkeep.sdk.history import Event
+    from sandkeep.sdk.events import Event
     from sandkeep.sdk.images import Image, Pulled
     from sandkeep.sdk.network import NetworkEvent, Secret
     from sandkeep.sdk.queries import (
@@ -70,57 +79,58 @@ if TYPE_CHECKING:
         SessionQuery,
         SnapshotQuery,
     )
+    from sandkeep.sdk.references import ProcessReference, SandboxReference
+    from sandkeep.sdk.repairs import Damage, Repaired
+    from sandkeep.sdk.sandboxes import (
+        Configuration,
+        ConfigurationChanges,
+        Duration,
+        NewConfiguration,
+        SandboxInfo,
+        SandboxOptions,
+        Session,
+        Stopped,
+    )
+    from sandkeep.sdk.sinks import OutputTarget
     from sandkeep.sdk.values import (
         CompletedProcess,
         Drive,
         FileChange,
+        FileLines,
         FileStat,
         OutputChunk,
         OutputGap,
         ProcessInfo,
         Route,
-        SandboxInfo,
-        Session,
+        SandboxGroup,
         ShownPolicy,
         Snapshot,
         SnapshotNode,
-        Stopped,
         Transferred,
         Usage,
     )
-    from sandkeep.types import (
-        Domain,
+    from sandkeep.spec import GitSource, Mount, Resources, SnapshotRetention, SnapshotSource, TarballSource
+    from sandkeep.states import (
+        EndReason,
         FileKind,
-        Forward,
-        GitSource,
-        Matcher,
-        Mount,
         MountMode,
-        NetworkPolicy,
         OutputStream,
-        PairMatcher,
         PolicyMode,
         ProcessStatus,
-        RequestMatch,
-        Resources,
-        Respond,
-        Rule,
         SessionStatus,
         SnapshotMethod,
-        SnapshotRetention,
-        SnapshotSource,
         SnapshotStatus,
         SortOrder,
-        TarballSource,
         Tier,
-        Transform,
     )
+    from sandkeep.version import __version__
 
 _WHERE = {
+    "version": "__version__",
     "errors": "SandkeepError",
-    "sync.api": "create_sandbox default_client delete_drive delete_snapshot fork_drive fork_sandbox "
-    "get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session get_snapshot query_drives "
-    "query_sandboxes query_sessions query_snapshots resume_sandbox",
+    "sync.api": "bind create_sandbox default_client delete_drive delete_snapshot fork_drive "
+    "fork_sandbox get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session get_snapshot "
+    "query_drives query_sandboxes query_sessions query_snapshots resume_sandbox",
     "sync.client": "Client",
     "sync.batch": "Batch",
     "sync.files": "Files",
@@ -133,17 +143,22 @@ _WHERE = {
     "sync.secrets": "Secrets",
     "sync.streams": "ByteReader StdinWriter TextReader",
     "sync.terminal": "Terminal",
-    "sdk.bodies": "Configuration Duration NewConfiguration",
-    "sdk.history": "Event",
+    "sdk.events": "Event",
     "sdk.images": "Image Pulled",
     "sdk.network": "NetworkEvent Secret",
+    "sdk.sandboxes": "Configuration ConfigurationChanges Duration NewConfiguration SandboxInfo "
+    "SandboxOptions Session Stopped",
+    "sdk.sinks": "OutputTarget",
+    "sdk.references": "ProcessReference SandboxReference",
+    "sdk.repairs": "Damage Repaired",
     "sdk.queries": "DriveQuery DriveQueryByCreated DriveQueryByName DriveQueryByUpdated SandboxQuery "
     "SandboxQueryByCreated SandboxQueryByName SandboxQueryByStatusUpdated SessionQuery SnapshotQuery",
-    "sdk.values": "CompletedProcess Drive FileChange FileStat OutputChunk OutputGap ProcessInfo Route "
-    "SandboxInfo Session ShownPolicy Snapshot SnapshotNode Stopped Transferred Usage",
-    "types": "Domain FileKind Forward GitSource Matcher Mount MountMode NetworkPolicy OutputStream "
-    "PairMatcher PolicyMode ProcessStatus RequestMatch Resources Respond Rule SessionStatus SnapshotMethod "
-    "SnapshotRetention SnapshotSource SnapshotStatus SortOrder TarballSource Tier Transform",
+    "sdk.values": "CompletedProcess Drive FileChange FileLines FileStat OutputChunk OutputGap ProcessInfo "
+    "Route SandboxGroup ShownPolicy Snapshot SnapshotNode Transferred Usage",
+    "policy": "Domain Forward Matcher NetworkPolicy PairMatcher RequestMatch Respond Rule Transform",
+    "spec": "GitSource Mount Resources SnapshotRetention SnapshotSource TarballSource",
+    "states": "EndReason FileKind MountMode OutputStream PolicyMode ProcessStatus SessionStatus "
+    "SnapshotMethod SnapshotStatus SortOrder Tier",
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
 
@@ -155,6 +170,8 @@ __all__ = [
     "Client",
     "CompletedProcess",
     "Configuration",
+    "ConfigurationChanges",
+    "Damage",
     "Domain",
     "Drive",
     "DriveQuery",
@@ -162,9 +179,11 @@ __all__ = [
     "DriveQueryByName",
     "DriveQueryByUpdated",
     "Duration",
+    "EndReason",
     "Event",
     "FileChange",
     "FileKind",
+    "FileLines",
     "FileStat",
     "Files",
     "Forward",
@@ -181,24 +200,30 @@ __all__ = [
     "OutputChunk",
     "OutputGap",
     "OutputStream",
+    "OutputTarget",
     "Page",
     "PairMatcher",
     "PolicyMode",
     "Process",
     "ProcessInfo",
+    "ProcessReference",
     "ProcessStatus",
     "Pulled",
+    "Repaired",
     "RequestMatch",
     "Resources",
     "Respond",
     "Route",
     "Rule",
     "Sandbox",
+    "SandboxGroup",
     "SandboxInfo",
+    "SandboxOptions",
     "SandboxQuery",
     "SandboxQueryByCreated",
     "SandboxQueryByName",
     "SandboxQueryByStatusUpdated",
+    "SandboxReference",
     "SandboxUser",
     "SandkeepError",
     "Secret",
@@ -226,6 +251,8 @@ __all__ = [
     "Transferred",
     "Transform",
     "Usage",
+    "__version__",
+    "bind",
     "create_sandbox",
     "default_client",
     "delete_drive",

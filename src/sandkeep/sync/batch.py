@@ -8,15 +8,15 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from sandkeep.checks import expect, refuse
 from sandkeep.sync.filerequests import check_data, check_path
-from sandkeep.types import expect, refuse
 
 if TYPE_CHECKING:
     from sandkeep.sync.filerequests import FileRequests
 
 
 class Batch:
-    """Writes that are gathered and sent together. Made by :meth:`Files.batch`."""
+    """Writes that are collected and sent together. Made by :meth:`Files.batch`."""
 
     def __init__(self, files: FileRequests) -> None:
         self._files = files
@@ -27,7 +27,7 @@ class Batch:
         check_path("path", path)
         check_data(data)
         if not path or path.endswith("/") or ".." in path.split("/"):
-            refuse("path", f"{path!r} is not the path of a file, or has .. in it")
+            refuse("path", f"{path!r} must be the path of a file, without '..'")
         expect("mode", mode, int, "a number such as 0o644")
         self._entries[path] = (bytes(data), mode)
 
@@ -49,16 +49,17 @@ class Batch:
             self.send()
 
     def send(self) -> None:
-        """Send what was gathered so far and begin anew."""
+        """Send the writes collected so far, and start again with none."""
         from sandkeep.sdk import tarball
 
         entries, self._entries = self._entries, {}
         now = int(time.time())
+        done = 0
         for absolute in (False, True):
             chosen = {path: entry for path, entry in entries.items() if path.startswith("/") is absolute}
             if chosen:
-                parts = [
-                    tarball.file(posixpath.normpath(path).lstrip("/"), data, mode, mtime=now)
-                    for path, (data, mode) in chosen.items()
-                ]
-                self._files._extract(b"".join((*parts, tarball.END)), cwd="/" if absolute else None)
+                named = {posixpath.normpath(path).lstrip("/"): path for path in chosen}
+                parts = [tarball.file(name, *chosen[path], mtime=now) for name, path in named.items()]
+                body = b"".join((*parts, tarball.END))
+                self._files._extract(body, absolute=absolute, named=named, before=done)
+                done += len(named)

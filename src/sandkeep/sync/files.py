@@ -3,27 +3,48 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fnmatch
 import os
 import posixpath
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from sandkeep.errors import NotDirectory, PathError, PathExists, PathNotFound, PathPermission
+from sandkeep.checks import expect, refuse
+from sandkeep.errors import (
+    NotDirectory,
+    PathError,
+    PathExists,
+    PathNotFound,
+    PathPermission,
+    RequestTimeout,
+    TransportError,
+)
+from sandkeep.sdk import retry
 from sandkeep.sync.batch import Batch
-from sandkeep.sync.filerequests import TRANSFER_SECONDS, FileRequests, check_data, check_path, own
+from sandkeep.sync.filerequests import (
+    TRANSFER_SECONDS,
+    FileRequests,
+    check_count,
+    check_data,
+    check_path,
+    of_entry,
+    own,
+)
 from sandkeep.sync.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
-from sandkeep.sync.transport import each, read
+from sandkeep.sync.transport import decode, each
 from sandkeep.sync.watching import watched
-from sandkeep.sdk.values import FileChange, FileStat, Transferred
-from sandkeep.types import expect, refuse
-from sandkeep.wire.additions import FileList, FileObject, FileShown, LinkShown, Written
+from sandkeep.sdk._compat_sync import sleep
+from sandkeep.sdk.values import FileChange, FileLines, FileStat, Transferred
+from sandkeep.wire.v1 import FileList, FileObject, FileShown, LinesShown, LinkShown, PathShown, Written
 
 if TYPE_CHECKING:
     from sandkeep.sdk.local import Progress, TreeReader, TreeWriter
+
+T = TypeVar("T")
 
 ReadMode = Literal["rb"]
 WriteMode = Literal["wb", "ab", "xb"]
@@ -34,44 +55,104 @@ TextWriteMode = Literal["w", "a", "x"]
 class Files(FileRequests):
     """The filesystem of a sandbox.
 
-    Relative paths start in the sandbox's working directory. Everything acts as the sandbox's user unless the
-    handle came from :meth:`Sandbox.as_user`. Operations on a stopped sandbox resume it first.
+    Relative paths start in ``cwd``, an argument of every operation, which itself may be relative to the
+    sandbox's working directory; by default it is that directory. Everything acts as the sandbox's user unless
+    the handle came from :meth:`Sandbox.as_user`. Operations on a stopped sandbox resume it first.
 
-    Failures are :class:`~sandkeep.errors.PathError` and its kinds, which name the path.
+    Failures are subclasses of :class:`~sandkeep.errors.PathError` that name the path.
     """
 
     # --- whole files -------------------------------------------------------------------------------------
 
-    def read_bytes(self, path: str) -> bytes:
-        """The content of a file.
+    def read_bytes(
+        self, path: str, *, offset: int = 0, length: int | None = None, cwd: str | None = None
+    ) -> bytes:
+        """Return the content of a file, or a range of it.
+
+        Args:
+            path: the file.
+            offset: the first byte to return; beyond the end of the file nothing is returned.
+            length: how many bytes to return at most; by default all that follow.
+            cwd: directory that a relative path starts in.
 
         Raises:
-            PathNotFound: there is none.
+            PathNotFound: the file does not exist.
             IsDirectory: it is a directory.
+            InvalidRequest: ``offset`` or ``length`` is negative.
         """
+        query = self._at(cwd)._query(path)
+        if offset != 0:
+            query["offset"] = str(check_count("offset", offset))
+        if length is not None:
+            query["length"] = str(check_count("length", length))
 
         def fetch(session: str) -> bytes:
             return self._transport.request(
-                "GET", own(session, "content"), query=self._query(path), timeout=TRANSFER_SECONDS
+                "GET", own(session, "content"), query=query, timeout=TRANSFER_SECONDS
             )
 
         return self._recovery.run(fetch)
 
-    def read_text(self, path: str, *, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The content of a text file.
+    def read_text(
+        self, path: str, *, encoding: str = "utf-8", errors: str = "strict", cwd: str | None = None
+    ) -> str:
+        """Return the content of a text file.
 
         Raises:
-            UnicodeDecodeError: it is not in that encoding; give ``errors="replace"`` to read it anyway.
+            UnicodeDecodeError: the file has another encoding; pass ``errors="replace"`` to read it anyway.
         """
-        return (self.read_bytes(path)).decode(encoding, errors)
+        return (self.read_bytes(path, cwd=cwd)).decode(encoding, errors)
 
-    def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> int:
-        """Replace a file, all of it or nothing. Missing parent directories are made.
+    def read_lines(
+        self,
+        path: str,
+        *,
+        start: int = 1,
+        limit: int = 2000,
+        max_bytes: int = 1 << 20,
+        encoding: str = "utf-8",
+        errors: str = "strict",
+        cwd: str | None = None,
+    ) -> FileLines:
+        """Return a range of lines of a text file; only these are sent.
 
         Args:
-            path: where.
+            path: the file. Its lines end with a line feed, which is one byte in its encoding.
+            start: the first line; lines are counted from 1.
+            limit: how many lines to return at most.
+            max_bytes: only as many whole lines as fit into this, at most 4 MiB; a single longer line is cut.
+            encoding: of the file.
+            errors: what to do with bytes that are not text, as for ``bytes.decode``.
+            cwd: directory that a relative path starts in.
+
+        Returns:
+            The lines, and whether the file goes on after them; none if the file has fewer.
+
+        Raises:
+            InvalidRequest: ``start`` or ``limit`` is not at least 1.
+            UnicodeDecodeError: the file has another encoding; pass ``errors="replace"`` to read it anyway.
+        """
+        asked: dict[str, Any] = {
+            "start": check_count("start", start, least=1),
+            "limit": check_count("limit", limit, least=1),
+            "maxBytes": check_count("max_bytes", max_bytes, least=1, most=4 << 20),
+        }
+        shown = decode(LinesShown, self._at(cwd)._do("lines", path, **asked))
+        # The end of a line that was cut may be a part of a character.
+        decoder = codecs.getincrementaldecoder(encoding)(errors)
+        text = decoder.decode(shown.text.encode(errors="surrogateescape"), not shown.cut)
+        return FileLines(text, shown.start, shown.lines, shown.more, shown.cut)
+
+    def write_bytes(
+        self, path: str, data: bytes, *, mode: int | None = None, cwd: str | None = None
+    ) -> int:
+        """Replace a file atomically. Missing parent directories are created.
+
+        Args:
+            path: the file.
             data: its new content.
-            mode: its permission bits; those it has, or 0644, when not given.
+            mode: its permission bits; by default those of the existing file, or 0644.
+            cwd: directory that a relative path starts in.
 
         Returns:
             The number of bytes written.
@@ -80,40 +161,51 @@ class Files(FileRequests):
             NoSpace: the sandbox's disk is full.
         """
         check_data(data)
-        return self._put(path, bytes(data), mode=mode)
+        return self._at(cwd)._put(path, bytes(data), mode=mode)
 
     def write_text(
-        self, path: str, text: str, *, mode: int | None = None, encoding: str = "utf-8"
+        self,
+        path: str,
+        text: str,
+        *,
+        mode: int | None = None,
+        encoding: str = "utf-8",
+        cwd: str | None = None,
     ) -> int:
-        """Replace a text file, all of it or nothing; as :meth:`write_bytes`."""
+        """Replace a text file atomically; as :meth:`write_bytes`."""
         expect("text", text, str, "text")
-        return self.write_bytes(path, text.encode(encoding), mode=mode)
+        return self.write_bytes(path, text.encode(encoding), mode=mode, cwd=cwd)
 
     @overload
     def open(
-        self, path: str, mode: TextReadMode = "r", *, encoding: str = ...
+        self, path: str, mode: TextReadMode = "r", *, encoding: str = ..., cwd: str | None = ...
     ) -> TextFileReader: ...
 
     @overload
-    def open(self, path: str, mode: TextWriteMode, *, encoding: str = ...) -> TextFileWriter: ...
+    def open(
+        self, path: str, mode: TextWriteMode, *, encoding: str = ..., cwd: str | None = ...
+    ) -> TextFileWriter: ...
 
     @overload
-    def open(self, path: str, mode: ReadMode) -> BinaryReader: ...
+    def open(self, path: str, mode: ReadMode, *, cwd: str | None = ...) -> BinaryReader: ...
 
     @overload
-    def open(self, path: str, mode: WriteMode) -> BinaryWriter: ...
+    def open(self, path: str, mode: WriteMode, *, cwd: str | None = ...) -> BinaryWriter: ...
 
-    def open(self, path: str, mode: str = "r", *, encoding: str = "utf-8") -> Any:
-        """Open a file to stream its content, a piece at a time.
+    def open(
+        self, path: str, mode: str = "r", *, encoding: str = "utf-8", cwd: str | None = None
+    ) -> Any:
+        """Open a file to stream its content in chunks.
 
-        A file opened for writing appears, or changes, when it is closed without an error: until then there is
-        a draft beside it, which goes away when writing is given up (leaving ``with`` by an exception
-        does that). Appending writes through as it goes.
+        A file opened for writing appears, or changes, when it is closed without an error. Until then the
+        content is in a draft beside it, which is removed if writing is abandoned (as leaving ``with``
+        by an exception does). Appended data is written immediately.
 
         Args:
-            path: which file.
+            path: the file.
             mode: ``r``, ``w``, ``x`` (must not exist) or ``a``, with ``b`` for bytes.
             encoding: of text.
+            cwd: directory that a relative path starts in.
 
         Returns:
             A reader or writer: close it yourself, or use ``with``.
@@ -121,153 +213,191 @@ class Files(FileRequests):
         check_path("path", path)
         expect("mode", mode, str, "text")
         if mode.removesuffix("b") not in ("r", "w", "x", "a"):
-            refuse("mode", f"{mode!r} is not one of r, w, x and a, with or without b")
+            refuse("mode", f"{mode!r} must be r, w, x or a, optionally with b")
+        files = self._at(cwd)
 
         def start() -> Any:
             if mode.startswith("r"):
-                reader = BinaryReader(self._transport, self._reading(path), self._query(path))
+                session, found = files._reading(path)
+                reader = BinaryReader(files, session, path, found)
                 return reader if mode == "rb" else TextFileReader(reader, encoding)
-            writer = BinaryWriter(self, path, append=mode[0] == "a", exclusive=mode[0] == "x")
-            writer.prepare()
+            writer = BinaryWriter(files, path, append=mode[0] == "a", exclusive=mode[0] == "x")
+            writer._prepare()
             return writer if mode.endswith("b") else TextFileWriter(writer, encoding)
 
         return start()
 
-    def batch(self) -> Batch:
-        """Gather many writes and send them in one request.
+    def batch(self, *, cwd: str | None = None) -> Batch:
+        """Collect many writes and send them in one request.
 
         ``with`` sends them on exit; leaving by an exception sends nothing. Files are replaced one after
-        another: a failure in the middle names the entry, and those before it are in place.
+        another: a failure in the middle has the ``path`` that failed, and ``entries``, how many before it are
+        in place. Its class is that of a single failed write, for example
+        :class:`~sandkeep.errors.PathPermission`.
+
+        Args:
+            cwd: directory that relative paths start in; created if missing.
         """
-        return Batch(self)
+        return Batch(self._at(cwd))
 
     # --- directories and entries -------------------------------------------------------------------------
 
     def mkdir(
-        self, path: str, *, mode: int = 0o755, parents: bool = False, exist_ok: bool = False
+        self,
+        path: str,
+        *,
+        mode: int = 0o755,
+        parents: bool = False,
+        exist_ok: bool = False,
+        cwd: str | None = None,
     ) -> None:
-        """Make a directory.
+        """Create a directory.
 
         Args:
-            path: where.
+            path: the directory.
             mode: its permission bits.
-            parents: make missing directories above it too, and accept it being there.
-            exist_ok: accept it being there.
+            parents: also create missing parent directories, and accept an existing directory.
+            exist_ok: accept an existing directory.
+            cwd: directory that a relative path starts in.
 
         Raises:
-            PathExists: something is there already.
-            PathNotFound: a directory above it is missing.
+            PathExists: something is there already; also a file, with ``parents`` or ``exist_ok``.
+            NotDirectory: a directory above it is a file.
+            PathNotFound: a parent directory is missing.
         """
         try:
-            self._do("mkdir", path, parents=parents, mode=mode)
+            made = self._at(cwd)._do("mkdir", path, parents=parents, mode=mode, done=PathExists)
+            if not made and not self.is_dir(path, cwd=cwd):
+                raise PathExists(f"mkdir {path}: the path exists already", path=path, operation="mkdir")
         except PathExists:
-            if not exist_ok or not self.is_dir(path):
+            if not exist_ok or not self.is_dir(path, cwd=cwd):
                 raise
 
-    def stat(self, path: str, *, follow_symlinks: bool = True) -> FileStat:
-        """What is at a path.
+    def stat(self, path: str, *, follow_symlinks: bool = True, cwd: str | None = None) -> FileStat:
+        """Return what is at a path.
 
         Raises:
-            PathNotFound: nothing.
+            PathNotFound: nothing is there.
         """
-        shown = read(FileShown, self._do("stat", path, follow=follow_symlinks))
+        shown = decode(FileShown, self._at(cwd)._do("stat", path, follow=follow_symlinks))
         return _stat(shown.file, path)
 
-    def exists(self, path: str) -> bool:
-        """Whether something is there; a symbolic link that leads nowhere is not."""
-        return self._kind(path) is not None
+    def exists(self, path: str, *, cwd: str | None = None) -> bool:
+        """Whether the path exists; a symbolic link with a missing target does not."""
+        return self._kind(path, cwd) is not None
 
-    def is_file(self, path: str) -> bool:
-        """Whether it is a regular file, or a link to one."""
-        found = self._kind(path)
+    def is_file(self, path: str, *, cwd: str | None = None) -> bool:
+        """Whether the path is a regular file, or a link to one."""
+        found = self._kind(path, cwd)
         return found is not None and found.is_file
 
-    def is_dir(self, path: str) -> bool:
-        """Whether it is a directory, or a link to one."""
-        found = self._kind(path)
+    def is_dir(self, path: str, *, cwd: str | None = None) -> bool:
+        """Whether the path is a directory, or a link to one."""
+        found = self._kind(path, cwd)
         return found is not None and found.is_dir
 
-    def listdir(self, path: str = ".") -> list[FileStat]:
-        """The entries of a directory, sorted by name; links as links.
+    def listdir(self, path: str = ".", *, cwd: str | None = None) -> list[FileStat]:
+        """Return the entries of a directory, sorted by name; links are not followed.
 
         Raises:
-            PathNotFound: there is no such directory.
-            NotDirectory: it is something else.
+            PathNotFound: the directory does not exist.
+            NotDirectory: the path is not a directory.
         """
-        shown = read(FileList, self._do("list", path))
+        shown = decode(FileList, self._at(cwd)._do("list", path))
         return [_stat(entry, posixpath.join(path, entry.name)) for entry in shown.files]
 
-    def walk(self, path: str = ".") -> Generator[tuple[str, list[FileStat], list[FileStat]], None, None]:
-        """Every directory below ``path`` and itself, from the top: its path, directories, other entries.
+    def walk(
+        self, path: str = ".", *, cwd: str | None = None
+    ) -> Generator[tuple[str, list[FileStat], list[FileStat]], None, None]:
+        """Yield ``path`` and every directory below it, top down: path, directories, other entries.
 
-        Removing directories from the second value leaves them out, as are those that may not be read. Links
-        are not followed.
+        Remove directories from the second value to skip them. Directories that cannot be read are skipped.
+        Links are not followed.
         """
         waiting = [path]
         while waiting:
             at = waiting.pop()
             try:
-                entries = self.listdir(at)
+                entries = self.listdir(at, cwd=cwd)
             except (PathNotFound, NotDirectory, PathPermission):
                 if at == path:
                     raise
-                continue  # it went away meanwhile, or is not for this user
+                continue  # removed since it was listed, or not readable for this user
             directories = [entry for entry in entries if entry.is_dir]
             yield at, directories, [entry for entry in entries if not entry.is_dir]
             waiting.extend(entry.path for entry in reversed(directories))
 
-    def glob(self, pattern: str, path: str = ".") -> list[str]:
-        """Paths below a directory that match, sorted, relative to it. What may not be read is passed over.
+    def glob(self, pattern: str, path: str = ".", *, cwd: str | None = None) -> list[str]:
+        """Return the paths below a directory that match, sorted, relative to it. Skips what cannot be read.
 
         Args:
             pattern: as for ``pathlib``: ``*`` and ``?`` within a name, ``**`` for any number of directories.
-            path: where to look.
+            path: the directory to search.
+            cwd: directory that a relative ``path`` starts in.
         """
         expect("pattern", pattern, str, "text")
         parts = [part for part in pattern.split("/") if part]
         if pattern.startswith("/") or not parts or ".." in parts:
-            refuse("pattern", "must be a relative pattern without ..")
+            refuse("pattern", "must be relative and without '..'")
         found: set[str] = set()
-        self._glob(path, "", parts, found)
+        self._at(cwd)._glob(path, "", parts, found)
         return sorted(found)
 
-    def rename(self, path: str, target: str) -> None:
-        """Rename or move; replaces a file that is at ``target``."""
-        self._do("rename", path, target=target)
+    def rename(self, path: str, target: str, *, cwd: str | None = None) -> None:
+        """Rename or move; replaces an existing file at ``target``. ``cwd`` applies to both paths."""
+        self._at(cwd)._do("rename", path, target=target)
 
-    def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
+    def remove(
+        self, path: str, *, recursive: bool = False, missing_ok: bool = False, cwd: str | None = None
+    ) -> None:
         """Remove a file, a link or a directory.
 
         Args:
-            path: what.
-            recursive: with everything below it; otherwise a directory must be empty.
-            missing_ok: accept that it is not there.
+            path: what to remove.
+            recursive: also remove everything below it; otherwise a directory must be empty.
+            missing_ok: accept that the path does not exist.
+            cwd: directory that a relative path starts in.
 
         Raises:
-            PathNotFound: it is not there.
+            PathNotFound: the path does not exist.
             PathExists: the directory is not empty.
         """
-        self._do("remove", path, recursive=recursive, missingOk=missing_ok)
+        self._at(cwd)._do("remove", path, recursive=recursive, missingOk=missing_ok, done=PathNotFound)
 
-    def copy(self, path: str, target: str) -> int:
-        """Copy a file with its mode; missing parent directories are made.
+    def copy(self, path: str, target: str, *, cwd: str | None = None) -> int:
+        """Copy a file with its mode; missing parent directories are created. ``cwd`` applies to both paths.
 
         Returns:
-            The number of bytes.
+            The number of bytes copied.
         """
-        return read(Written, self._do("copy", path, target=target, parents=True)).bytes_written
+        response = self._at(cwd)._do("copy", path, target=target, parents=True)
+        return decode(Written, response).bytes_written
 
-    def chmod(self, path: str, mode: int) -> None:
+    def chmod(self, path: str, mode: int, *, cwd: str | None = None) -> None:
         """Set the permission bits."""
-        self._do("chmod", path, mode=mode)
+        self._at(cwd)._do("chmod", path, mode=mode)
 
-    def symlink(self, path: str, target: str) -> None:
-        """Make ``path`` a symbolic link that says ``target``."""
-        self._do("symlink", path, target=target)
+    def symlink(self, path: str, target: str, *, cwd: str | None = None) -> None:
+        """Make ``path`` a symbolic link to ``target``; ``cwd`` applies to ``path`` only."""
+        self._at(cwd)._do("symlink", path, target=target)
 
-    def readlink(self, path: str) -> str:
-        """What a symbolic link says."""
-        return read(LinkShown, self._do("readlink", path)).target
+    def readlink(self, path: str, *, cwd: str | None = None) -> str:
+        """Return the target of a symbolic link, unresolved."""
+        return decode(LinkShown, self._at(cwd)._do("readlink", path)).target
+
+    def realpath(self, path: str, *, strict: bool = False, cwd: str | None = None) -> str:
+        """Return the absolute path without symbolic links, ``.`` and ``..``, as ``os.path.realpath``.
+
+        Args:
+            path: a path of the sandbox.
+            strict: raise if a part of it does not exist, is not accessible or is a loop of links; otherwise
+                such parts stay as they are.
+            cwd: directory that a relative path starts in.
+
+        Raises:
+            PathNotFound: ``strict``, and the path does not exist.
+        """
+        return decode(PathShown, self._at(cwd)._do("realpath", path, strict=strict)).path
 
     # --- transfers ---------------------------------------------------------------------------------------
 
@@ -278,33 +408,38 @@ class Files(FileRequests):
         *,
         ignore: Sequence[str] = (),
         progress: Progress | None = None,
+        cwd: str | None = None,
     ) -> Transferred:
         """Send a local file, or a directory with everything below it, in one request.
 
-        A file is replaced all at once. Of a directory, files are replaced one after another and others stay;
-        modes and links are kept, owners are not. Pipes, sockets and devices in it are left out.
+        A file is replaced atomically. Files of a directory are replaced one after another, and other files
+        stay; modes and links are kept, owners are not. Pipes, sockets and devices are left out.
 
         Args:
             source: a local file or directory.
-            target: where it goes: the path it will have, not a directory to put it into.
+            target: the path it will have, not a directory to put it into.
             ignore: names, or paths below the directory, to leave out; ``*`` matches anything.
-            progress: called now and then with what was sent so far.
+            progress: called from time to time with what was sent so far.
+            cwd: directory that a relative ``target`` starts in.
 
         Returns:
-            How many files and bytes were sent.
+            The number of files and bytes sent.
 
         Raises:
-            FileNotFoundError: there is no such local file.
+            FileNotFoundError: the local file does not exist.
             NotRegularFile: it is a pipe, a socket or a device.
+            PathError: something cannot be written; ``path`` says what, and for a directory ``entries`` says
+                how many entries are in place.
         """
         from sandkeep.sdk import local
 
         check_path("target", target)
+        files = self._at(cwd)
         here = os.fspath(source)
         if os.path.isdir(here):
-            return self._upload_tree(here, target, ignore, progress)
+            return files._upload_tree(here, target, ignore, progress)
         body = local.FileBody(here, progress)
-        written = self._put(target, body, mode=body.mode, size=body.size)
+        written = files._put(target, body, mode=body.mode, size=body.size)
         return Transferred("", 1, written)
 
     def download(
@@ -314,38 +449,47 @@ class Files(FileRequests):
         *,
         ignore: Sequence[str] = (),
         progress: Progress | None = None,
+        cwd: str | None = None,
     ) -> Transferred:
         """Fetch a file, or a directory with everything below it, in one request.
 
-        A file appears when it is complete. Of a directory, complete files stay when the rest fails.
+        A file appears when it is complete. Complete files of a directory stay if the rest fails.
 
         Args:
             source: a file or directory of the sandbox.
             target: the local path it will have.
-            ignore: names, or paths below the directory, to leave out; ``*`` matches anything.
-            progress: called now and then with what arrived so far.
+            ignore: names, or paths below the directory, to leave out; ``*`` matches anything. progress:
+                called from time to time with what arrived so far. cwd: directory that a relative ``source``
+                starts in.
 
         Returns:
-            How many files and bytes arrived.
+            The number of files and bytes received.
 
         Raises:
-            PathNotFound: there is no such file in the sandbox.
+            PathNotFound: the file does not exist in the sandbox.
+            PathPermission: one file of a directory cannot be read; ``path`` names it. The others are
+                complete.
+            ArchiveError: several files cannot be read, or changed while they were read: ``path`` is the
+                first, ``unreadable`` and ``changed`` have their names below the directory. The others are
+                complete.
         """
         from sandkeep.sdk import local
 
-        found = self.stat(source)
+        files = self._at(cwd)
+        found = files.stat(source)
         here = os.fspath(target)
         if found.is_dir:
-            return self._download_tree(source, here, ignore, progress)
+            return files._download_tree(source, here, ignore, progress)
+        query = files._query(source)
 
         def fetch(session: str) -> int:
             writer = local.FileWriter(here)
             try:
                 with (
                     self._transport.stream(
-                        "GET", own(session, "content"), query=self._query(source), timeout=TRANSFER_SECONDS
-                    ) as answer,
-                    closing(answer.into(writer.fileno())) as added,
+                        "GET", own(session, "content"), query=query, timeout=TRANSFER_SECONDS
+                    ) as response,
+                    closing(response.into(writer.fileno())) as added,
                 ):
                     for count in added:
                         writer.bytes += count
@@ -357,35 +501,37 @@ class Files(FileRequests):
                 raise
             return writer.bytes
 
-        return Transferred("", 1, self._recovery.run(fetch))
+        return Transferred("", 1, self._fetched(fetch))
 
     def watch(
-        self, path: str = ".", *, recursive: bool = True
+        self, path: str = ".", *, recursive: bool = True, cwd: str | None = None
     ) -> Generator[list[FileChange], None, None]:
-        """What changes below a directory, as it happens; until you stop iterating, or the session ends.
+        """Yield changes below a directory as they happen, until you stop iterating or the session ends.
 
         Args:
-            path: which directory.
-            recursive: everything below it, new directories too; otherwise its own entries only.
+            path: the directory.
+            recursive: watch everything below it, new directories too; otherwise only its own entries.
+            cwd: directory that a relative path starts in.
 
         Yields:
-            Changes in the order they happened, those of a moment together: ``created``, ``changed`` (content,
-            time or mode) and ``removed``. Moving is ``removed`` at one path and ``created`` at the other. The
-            first list is empty: from there on nothing is missed. Something may be told twice.
+            Lists of changes in the order they happened: ``created``, ``changed`` (content, time or mode) and
+            ``removed``. A move is ``removed`` at one path and ``created`` at the other. The first list is
+            empty: from then on nothing is missed. A change may be reported twice.
 
-            When more happens than can be told, or the connection was lost for a while, there is an
-            ``overflow`` with the path of the directory: changes were missed, so look for yourself. Watching
-            goes on.
+            If changes come faster than they can be reported, or the connection was lost for a while, there is
+            an ``overflow`` with the path of the directory: changes were missed, so read the directory
+            yourself. Watching goes on.
 
         Raises:
-            PathNotFound: there is no such directory.
-            LimitReached: there are more directories below it than can be watched.
+            PathNotFound: the directory does not exist. LimitReached: the session has 16 watches already, or
+                there are more directories below ``path`` than can be watched.
             SessionStopped: the session has ended.
 
-        Nothing is left behind when the generator is closed; ``contextlib.closing`` does that in time.
+        Close the generator to end the watch, for example with ``contextlib.closing``.
         """
-        session = self._reading(path)
-        body = {"path": path, "recursive": recursive, **self._acting}
+        files = self._at(cwd)
+        session, _ = files._reading(path)
+        body = {"path": path, "recursive": recursive, **files._acting}
         with closing(watched(self._transport, session, body)) as batches:
             for changes in batches:
                 yield changes
@@ -398,7 +544,7 @@ class Files(FileRequests):
         absolute = target.startswith("/")
         prefix = "/".join(part for part in posixpath.normpath(target).split("/") if part not in ("", "."))
         if ".." in prefix.split("/"):
-            refuse("target", "must not have .. in it")
+            refuse("target", "must not contain '..'")
         from sandkeep.sdk import local
 
         sent: list[TreeReader] = []
@@ -407,13 +553,14 @@ class Files(FileRequests):
             sent.append(local.TreeReader(root, prefix, ignore, progress))
             return each(sent[-1].stream())
 
-        self._extract(body, cwd="/" if absolute else None)
+        self._extract(body, absolute=absolute)
         return Transferred("", sent[-1].files, sent[-1].bytes)
 
     def _download_tree(
         self, source: str, target: str, ignore: Sequence[str], progress: Progress | None
     ) -> Transferred:
-        body: dict[str, Any] = {"paths": ["."], "cwd": source, **self._acting}
+        start = posixpath.join(self._acting.get("cwd", ""), source)
+        body: dict[str, Any] = {**self._acting, "paths": ["."], "cwd": start, "report": True}
         if ignore:
             body["ignore"] = list(ignore)
 
@@ -424,26 +571,39 @@ class Files(FileRequests):
             try:
                 with self._transport.stream(
                     "POST", own(session, "archive"), json=body, timeout=TRANSFER_SECONDS
-                ) as answer:
-                    for piece in answer.pieces:
-                        writer.write(piece)
+                ) as response:
+                    for chunk in response.chunks:
+                        writer.write(chunk)
                 writer.finish()
             except BaseException:
                 writer.discard()
                 raise
             return writer
 
-        done = self._recovery.run(fetch)
+        done = self._fetched(fetch)
+        if done.report is not None:
+            raise of_entry(done.report, "read", lambda entry: posixpath.join(source, entry))
         return Transferred("", done.files, done.bytes)
 
-    def _kind(self, path: str) -> FileStat | None:
+    def _fetched(self, fetch: Callable[[str], T]) -> T:
+        """Run a download; start it again from the beginning if the connection is lost."""
+        again = retry.Reconnecting()
+        while True:
+            try:
+                return self._recovery.run(fetch)
+            except RequestTimeout:
+                raise
+            except TransportError as error:
+                sleep(again.after(error))
+
+    def _kind(self, path: str, cwd: str | None) -> FileStat | None:
         try:
-            return self.stat(path)
+            return self.stat(path, cwd=cwd)
         except (PathNotFound, NotDirectory):
             return None
         except PathError as error:
             if error.details.get("errno") == errno.ELOOP:
-                return None  # links that lead to each other lead nowhere
+                return None  # a loop of links has no target
             raise
 
     def _glob(self, root: str, below: str, parts: list[str], found: set[str]) -> None:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from sandkeep.sync.transport import Transport, read, segment
+from sandkeep.errors import NotFound
+from sandkeep.sync.transport import Transport, decode, segment
 from sandkeep.sdk.network import Secret
 from sandkeep.wire.secrets import SecretList, SecretShown
 
@@ -11,37 +12,37 @@ from sandkeep.wire.secrets import SecretList, SecretShown
 class Secrets:
     """Values that rules of network policies inject, by name. Reached as ``Client.secrets``.
 
-    A rule refers to one as ``${secret:name}``. Values are kept sealed and are never given back.
+    A rule refers to one as ``${secret:name}``. Values are stored sealed and are never returned.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def list(self) -> list[Secret]:
-        """Every secret of the project, by name; without values."""
-        answer = self._transport.request("GET", "/v1/secrets")
-        return [Secret.of(secret) for secret in read(SecretList, answer).secrets]
+        """Return every secret of the project, by name; without values."""
+        response = self._transport.request("GET", "/v1/secrets")
+        return [Secret.of(secret) for secret in decode(SecretList, response).secrets]
 
     def set(self, name: str, value: str) -> Secret:
-        """Store a value, in place of the one before. Running sessions whose rules name it get it at once.
+        """Store a value, replacing the previous one. Running sessions whose rules use it get it immediately.
 
         Args:
             name: letters, digits, ``_``, ``.`` and ``-``.
             value: one line of text that fits into an HTTP header.
 
         Raises:
-            InvalidRequest: it is not such a name or value.
-            HostCannot: the server has no means to seal it; it needs ``sandkeep[net]``.
+            InvalidRequest: the name or value is invalid.
+            HostCannot: the server cannot seal values; it needs ``sandkeep[net]``.
         """
-        answer = self._transport.request(
+        response = self._transport.request(
             "PUT", f"/v1/secrets/{segment(name)}", json={"value": value}, replay=True
         )
-        return Secret.of(read(SecretShown, answer).secret)
+        return Secret.of(decode(SecretShown, response).secret)
 
     def delete(self, name: str) -> None:
-        """Forget a value. Requests whose rules name it are refused from now on.
+        """Delete a secret. Requests whose rules use it are refused from now on.
 
         Raises:
-            NotFound: there is none.
+            NotFound: it does not exist.
         """
-        self._transport.request("DELETE", f"/v1/secrets/{segment(name)}")
+        self._transport.request("DELETE", f"/v1/secrets/{segment(name)}", done=NotFound)

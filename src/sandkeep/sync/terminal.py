@@ -8,32 +8,26 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
-from sandkeep.errors import (
-    ExecutableNotFound,
-    ExecutableRefused,
-    SandkeepError,
-    StreamClosed,
-    TransportError,
-)
+from sandkeep.errors import RequestTimeout, StreamClosed, TransportError
+from sandkeep.sdk import retry
 from sandkeep.sync.streams import input_bytes
-from sandkeep.sync.transport import Transport, read
+from sandkeep.sync.transport import Transport, decode, translated
+from sandkeep.sdk._compat_sync import Lock, shielded, sleep
 from sandkeep.sdk.bodies import check_size
-from sandkeep.sdk.blocking import Lock, shielded
 from sandkeep.sdk.websocket import Closed, Frames, Handshake
 from sandkeep.wire.base import encode
 from sandkeep.wire.responses import TerminalOpened
-from sandkeep.wire.terminal import NOT_EXECUTABLE, NOT_FOUND
+from sandkeep.wire.terminal import read_exit
 
 _READ = 1 << 16
 _SECONDS = 60.0
+_HUNG_UP = "the program got SIGHUP; open another terminal"
 
 
 class Terminal:
     """A program on a terminal of its own. Reading and writing may happen at the same time.
 
-    ``with`` hangs up on exit, which ends the program. Nobody can attach to it again.
+    ``with`` hangs up on exit, which ends the program. No client can attach to it again.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -48,33 +42,51 @@ class Terminal:
 
     @property
     def returncode(self) -> int | None:
-        """How the program ended; ``None`` while it runs."""
+        """Exit code of the program; ``None`` while it runs."""
         return self._returncode
 
-    def open(self, session: str, start: dict[str, Any], *, user: str | None) -> None:
-        """Connect and start the program; called by whoever makes the terminal."""
-        path = f"/v2/sandboxes/sessions/{session}/interactive"
-        body = {} if user is None else {"user": user}
-        opened = read(TerminalOpened, self._transport.request("POST", path, json=body))
-        # Through our own way to the server: what it calls itself may not be how we reach it.
-        below = "/" + opened.url.partition("://")[2].partition("/")[2].removeprefix("api/")
-        handshake = Handshake()
+    def _open(self, session: str, start: dict[str, Any], *, user: str | None, extend: bool) -> None:
+        """Connect and start the program.
+
+        If the connection is lost before the program was requested, this reconnects: nothing has been started.
+        """
+        again = retry.Reconnecting()
+        while True:
+            try:
+                self._connect(session, user, extend)
+                break
+            except RequestTimeout:
+                raise
+            except TransportError as error:
+                self._held.close()
+                sleep(again.after(error))
+            except BaseException:
+                self._held.close()
+                raise
         try:
-            stream = self._transport.upgrade(below, {"token": opened.token}, handshake.headers())
-            answer = self._held.enter_context(stream)
-            handshake.check(answer.status, answer.headers.get("sec-websocket-accept", ""))
-            self._network = answer.network
             self._send_text(start)
         except BaseException:
             self._held.close()
             raise
 
+    def _connect(self, session: str, user: str | None, extend: bool) -> None:
+        path = f"/v2/sandboxes/sessions/{session}/interactive"
+        body: dict[str, Any] = {"extendTimeout": extend} | ({} if user is None else {"user": user})
+        opened = decode(TerminalOpened, self._transport.request("POST", path, json=body, replay=True))
+        # Use our own address of the server: the one it knows itself may not be reachable from here.
+        below = "/" + opened.url.partition("://")[2].partition("/")[2].removeprefix("api/")
+        handshake = Handshake()
+        stream = self._transport.upgrade(below, {"token": opened.token}, handshake.headers())
+        response = self._held.enter_context(stream)
+        handshake.check(response.status, response.headers.get("sec-websocket-accept", ""))
+        self._network = response.network
+
     def read(self, size: int = _READ) -> bytes:
-        """What the program printed: up to ``size`` bytes, at least one; nothing when it has ended.
+        """Return output of the program: up to ``size`` bytes, at least one; nothing when it has ended.
 
         Raises:
             ExecutableNotFound: there is no such program.
-            ExecutableRefused: it is there and cannot be run.
+            ExecutableRefused: the kernel refuses to run the program.
             StreamClosed: the connection or the session ended before the program.
         """
         while not self._buffer and not self._closed:
@@ -84,25 +96,31 @@ class Terminal:
         return taken
 
     def __iter__(self) -> Iterator[bytes]:
-        """What the program prints, in pieces as they come."""
+        """Yield output of the program in chunks."""
         while data := self.read():
             yield data
 
     def write(self, data: bytes | str) -> None:
-        """Type something; text is sent as UTF-8."""
+        """Send input; text is sent as UTF-8.
+
+        Raises:
+            StreamClosed: the program or the connection has ended.
+        """
         view = input_bytes(data)
         while view:
+            self._require_open()
             self._frames.binary(bytes(view[: 1 << 15]))
             view = view[1 << 15 :]
             self._flush()
 
     def resize(self, *, columns: int, rows: int) -> None:
-        """Tell the program that its terminal has another size."""
+        """Change the size of the terminal; the program gets ``SIGWINCH``."""
         check_size(columns, rows)
+        self._require_open()
         self._send_text({"type": "resize", "cols": columns, "rows": rows})
 
     def wait(self) -> int:
-        """Read and throw away what is still printed; returns how the program ended."""
+        """Discard output until the program ends; return its exit code."""
         while self.read():
             pass
         if self._returncode is None:
@@ -121,7 +139,7 @@ class Terminal:
                 self._frames.close()
                 network.write(self._frames.to_send(), timeout=5.0)
             except Exception:
-                pass  # it is gone, which is what was wanted
+                pass  # already closed
             network.close()
         self._held.close()
 
@@ -139,37 +157,41 @@ class Terminal:
         try:
             data = self._network.read(_READ, timeout=None)
         except Exception as error:
-            raise TransportError(f"the connection to the terminal was lost: {error}") from error
+            raise TransportError(
+                f"the connection to the terminal was lost: {error}", hint=_HUNG_UP
+            ) from error
         for message in self._frames.feed(data):
             if isinstance(message, bytes):
                 self._buffer += message
             elif isinstance(message, Closed):
                 self._closed = True
                 if self._returncode is None:
-                    raise _refusal(message)
+                    raise StreamClosed(
+                        f"the terminal was closed: {message.reason or message.code}", hint=_HUNG_UP
+                    )
             else:
-                self._returncode = int(msgspec.json.decode(message).get("code", 0))
+                code, refused = read_exit(message)
                 self._closed = True
+                if refused is not None:
+                    raise refused
+                self._returncode = code
         if not self._closed:
             self._flush()
+
+    def _require_open(self) -> None:
+        if self._closed or self._network is None:
+            raise StreamClosed("the terminal is closed")
 
     def _send_text(self, message: dict[str, Any]) -> None:
         self._frames.text(encode(message).decode())
         self._flush()
 
     def _flush(self) -> None:
-        # Whoever reads answers pings, so two may have something to send; frames must not get into each other.
+        # The reader sends pongs, so two tasks may send at a time; their frames must not mix.
         with self._sending:
             data = self._frames.to_send()
             if data:
                 if self._network is None:
                     raise StreamClosed("the terminal is closed")
-                self._network.write(data, timeout=_SECONDS)
-
-
-def _refusal(closed: Closed) -> SandkeepError:
-    if closed.code == NOT_FOUND:
-        return ExecutableNotFound(closed.reason)
-    if closed.code == NOT_EXECUTABLE:
-        return ExecutableRefused(closed.reason)
-    return StreamClosed(f"the terminal was closed: {closed.reason or closed.code}")
+                with translated(self._transport.target):
+                    self._network.write(data, timeout=_SECONDS)

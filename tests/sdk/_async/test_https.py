@@ -9,7 +9,7 @@ import pytest
 import sandkeep
 from sandkeep.errors import ServerUnreachable, TransportError
 from tests.sdk.tls import Authority, TlsFront
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 import sandkeep
 from sandkeep import Transferred
 from sandkeep.errors import TransportError
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 
 pytestmark = pytest.mark.anyio
 

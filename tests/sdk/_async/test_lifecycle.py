@@ -7,9 +7,23 @@ from datetime import timedelta
 import pytest
 
 import sandkeep
-from sandkeep.errors import InvalidRequest, NameTaken, NotFound, SessionStopped, SnapshotGone
+from sandkeep.errors import (
+    ConfigurationDiffers,
+    InvalidRequest,
+    NameTaken,
+    NotFound,
+    SessionStopped,
+    SnapshotGone,
+    TimeoutInvalid,
+    WrongState,
+)
+from sandkeep.host.images.hostimage import programs
+from sandkeep.sdk._compat_async import sleep
 
 pytestmark = pytest.mark.anyio
+
+PYTHON = next(name for name in programs.runtimes() if name.startswith("python"))
+"""As a runtime: what this machine has."""
 
 
 async def test_leaving_a_create_scope_destroys_the_sandbox_and_its_snapshots(name: str) -> None:
@@ -103,6 +117,32 @@ async def test_a_handle_that_stopped_its_scope_itself_resumes_again(name: str) -
     await box.destroy()
 
 
+async def test_a_hook_that_raises_ends_the_session_it_was_called_for(name: str) -> None:
+    async def raising(box: sandkeep.Sandbox) -> None:
+        await box.run_process("true", check=True)
+        raise LookupError("of the hook")
+
+    with pytest.raises(LookupError, match="of the hook"):
+        async with sandkeep.get_or_create_sandbox(name, on_create=raising):
+            pytest.fail("entered")
+    box = await sandkeep.get_sandbox(name)
+    assert box.status is sandkeep.SessionStatus.STOPPED
+    for resume in (sandkeep.resume_sandbox, sandkeep.get_or_create_sandbox):
+        with pytest.raises(LookupError):
+            async with resume(name, on_resume=raising):
+                pytest.fail("entered")
+        await box.refresh()
+        assert box.status is sandkeep.SessionStatus.STOPPED
+        with pytest.raises(LookupError):
+            await resume(name, on_resume=raising)
+        await box.refresh()
+        assert box.status is sandkeep.SessionStatus.STOPPED
+    # One that is called for nothing ends nothing.
+    await box.resume()
+    async with sandkeep.resume_sandbox(name, on_resume=raising) as same:
+        assert same.status is sandkeep.SessionStatus.RUNNING
+
+
 async def test_hooks_run_exactly_when_a_sandbox_or_a_session_came_to_be(name: str) -> None:
     seen: list[str] = []
 
@@ -127,14 +167,86 @@ async def test_hooks_run_exactly_when_a_sandbox_or_a_session_came_to_be(name: st
     await box.destroy()
 
 
+async def test_get_or_create_without_a_name_creates() -> None:
+    seen: list[str] = []
+
+    async def created(box: sandkeep.Sandbox) -> None:
+        seen.append(box.name)
+
+    async def resumed(box: sandkeep.Sandbox) -> None:
+        raise AssertionError("nothing was there to be resumed")
+
+    made = [await sandkeep.get_or_create_sandbox(on_create=created, on_resume=resumed) for _ in range(2)]
+    assert [box.name for box in made] == seen and len(set(seen)) == 2
+    for box in made:
+        await box.destroy()
+    async with sandkeep.get_or_create_sandbox(None, tags={"a": "b"}) as box:
+        assert box.tags == {"a": "b"}
+    assert (await box.refresh()).status is sandkeep.SessionStatus.STOPPED, "a scope stops, as with a name"
+    await box.destroy()
+
+
+async def test_a_handle_knows_what_lists_say(name: str) -> None:
+    async with sandkeep.create_sandbox(name) as box:
+        (listed,) = [each async for each in sandkeep.query_sandboxes() if each.name == name]
+        assert (box.updated_at, box.tier, box.region) == (listed.updated_at, listed.tier, listed.region)
+        assert box.tier is not None and box.tier is box.current_session.tier and box.region
+        before = box.updated_at
+        assert (await box.update(tags={"a": "b"})).updated_at > before
+
+
+async def test_get_or_create_refuses_what_a_sandbox_that_exists_does_not_have(name: str) -> None:
+    given: sandkeep.NewConfiguration = {
+        "network_policy": sandkeep.NetworkPolicy.deny_all(),
+        "env": {"A": "hidden"},
+        "ports": [8080, 3000],
+        "execution_time_limit": 120,
+        "image": "host",
+    }
+    box = await sandkeep.create_sandbox(name, **given)
+    given["ports"] = [3000, 8080]
+    again = await sandkeep.get_or_create_sandbox(name, **given)
+    assert again.current_session.id == box.current_session.id
+    await box.stop()
+
+    changed: list[tuple[sandkeep.NewConfiguration, str, object, object]] = [
+        ({"network_policy": sandkeep.NetworkPolicy.allow_all()}, "networkPolicy", "deny-all", "allow-all"),
+        ({"execution_time_limit": 60}, "timeout", 120_000, 60_000),
+        ({"persistent": False}, "persistent", True, False),
+        ({"tags": {"a": "b"}}, "tags", {}, {"a": "b"}),
+        ({"image": "other"}, "image", "host", "other"),
+        (
+            {"source": sandkeep.GitSource("https://a.test/b")},
+            "source",
+            None,
+            {"type": "git", "url": "https://a.test/b"},
+        ),
+        ({"env": {"A": "shown-never"}}, "env", ["A"], "the same but for values that are not shown"),
+    ]
+    for configuration, field, found, asked in changed:
+        with pytest.raises(ConfigurationDiffers, match=name) as refused:
+            await sandkeep.get_or_create_sandbox(name, **configuration)
+        assert (refused.value.field, refused.value.found, refused.value.asked) == (field, found, asked)
+        assert "hidden" not in str(refused.value) and "never" not in str(refused.value)
+    assert (await box.refresh()).status is sandkeep.SessionStatus.STOPPED, "nothing was started"
+
+    await sandkeep.resume_sandbox(name)
+    await box.refresh()
+    await box.update_network_policy(sandkeep.NetworkPolicy.allow_all())
+    with pytest.raises(ConfigurationDiffers, match="running session"):
+        await sandkeep.get_or_create_sandbox(name, **given)
+    await box.destroy()
+
+
 async def test_get_or_create_replaces_a_sandbox_whose_snapshot_is_gone(name: str) -> None:
     async with sandkeep.create_sandbox(name, destroy=False) as box:
         await box.fs.write_text("note", "lost")
     stopped = await box.stop()
     assert stopped.snapshot is not None
     await sandkeep.delete_snapshot(stopped.snapshot.id)
-    with pytest.raises(SnapshotGone):
+    with pytest.raises(SnapshotGone) as gone:
         await sandkeep.resume_sandbox(name)
+    assert (gone.value.snapshot, gone.value.code) == (stopped.snapshot.id, "snapshot_not_found")
     async with sandkeep.get_or_create_sandbox(name) as fresh:
         assert not await fresh.fs.exists("note")
     await fresh.destroy()
@@ -157,9 +269,9 @@ async def test_arguments_are_refused_before_anything_is_sent() -> None:
 async def test_configuration_is_what_was_asked_for(name: str) -> None:
     async with sandkeep.create_sandbox(
         name,
-        runtime="python3.13",
+        runtime=PYTHON,
         execution_time_limit=90,
-        resources=sandkeep.Resources(vcpus=1),
+        resources=sandkeep.Resources(vcpus=1, exact=False),
         env={"GREETING": "hello"},
         tags={"team": "blue"},
         ports=[8080],
@@ -170,11 +282,11 @@ async def test_configuration_is_what_was_asked_for(name: str) -> None:
         snapshot_expiration=timedelta(days=2),
         snapshot_retention=sandkeep.SnapshotRetention(3),
     ) as box:
-        assert box.runtime == "python3.13"
+        assert box.runtime == PYTHON
         assert box.execution_time_limit == timedelta(seconds=90)
         assert box.resources == sandkeep.Resources(1, 2048)
         assert box.tags == {"team": "blue"}
-        assert str(8080) in box.url(8080)
+        assert box.url(8080).startswith("http://127.")
         with pytest.raises(InvalidRequest, match="8080"):
             box.url(80)
         assert box.network_policy is not None
@@ -209,6 +321,9 @@ async def test_updates_replace_what_is_given_and_leave_the_rest(name: str) -> No
 
 async def test_extending_changes_the_running_session_only(name: str) -> None:
     async with sandkeep.create_sandbox(name, execution_time_limit=60) as box:
+        with pytest.raises(TimeoutInvalid) as late:
+            await box.extend_execution_time_limit(timedelta(days=10_000))
+        assert late.value.maximum is not None and late.value.maximum < timedelta(days=10_000)
         session = await box.extend_execution_time_limit(timedelta(minutes=1))
         assert session.execution_time_limit == timedelta(minutes=2)
         assert box.execution_time_limit == timedelta(minutes=1)
@@ -262,7 +377,10 @@ async def test_a_fork_of_a_running_sandbox_starts_from_its_current_snapshot(name
         await box.fs.write_text("one", "1")
         async with box.fork() as fork:
             assert fork.current_snapshot_id is None and not await fork.fs.exists("one")
+            assert fork.left_out == box.current_session.id
         ended = await box.snapshot()
+        async with box.fork() as fork:
+            assert fork.left_out is None, "nothing ran"
         await box.fs.write_text("two", "2")
         later = await box.checkpoint()
         async with box.fork() as fork:
@@ -270,6 +388,25 @@ async def test_a_fork_of_a_running_sandbox_starts_from_its_current_snapshot(name
             assert [entry.name for entry in await fork.fs.listdir()] == ["one"]
         async with sandkeep.create_sandbox(source=sandkeep.SnapshotSource(later.id)) as other:
             assert [entry.name for entry in await other.fs.listdir()] == ["one", "two"]
+
+
+async def test_a_live_fork_starts_from_what_the_running_session_has(name: str) -> None:
+    async with sandkeep.create_sandbox(name) as box:
+        await box.fs.write_text("one", "1")
+        kept = await box.snapshot()
+        process = await box.create_process("sleep", ["600"])
+        await box.run_process("sh", ["-c", "echo 2 > two"], check=True)
+        async with box.fork(live=True) as fork, sandkeep.fork_sandbox(name, live=True) as other:
+            for made in (fork, other):
+                assert [entry.name for entry in await made.fs.listdir()] == ["one", "two"]
+                assert made.left_out is None
+        await box.refresh()
+        assert await process.poll() is None and box.current_snapshot_id == kept.id
+        with pytest.raises(InvalidRequest, match="live"):
+            await box.fork(live=True, image="host")
+        await box.stop()
+        async with box.fork(live=True) as fork:
+            assert await fork.fs.exists("two") and fork.left_out is None
 
 
 async def test_a_fork_has_the_files_and_configuration_of_its_source(name: str) -> None:
@@ -343,3 +480,109 @@ async def test_a_client_of_ones_own_does_the_same(name: str) -> None:
         assert (await client.get_sandbox(name)).name == box.name
     with pytest.raises(InvalidRequest, match="closed"):
         await client.get_sandbox(name)
+
+
+async def test_an_open_terminal_keeps_the_time_limit_away_unless_told_not_to(name: str) -> None:
+    async with sandkeep.create_sandbox(name, execution_time_limit=timedelta(seconds=90)) as box:
+        first = box.expires_at
+        assert first is not None
+        async with box.open_interactive("cat", extend_timeout=False) as terminal:
+            await terminal.write("x\n")
+            assert await terminal.read()
+        assert (await box.refresh()).expires_at == first
+        async with box.open_interactive("cat") as terminal:
+            await terminal.write("x\n")
+            assert await terminal.read()
+            for _ in range(100):
+                if (await box.refresh()).expires_at != first:
+                    break
+                await box.run_process("sleep", ["0.2"])
+        assert box.expires_at is not None and box.expires_at - first >= timedelta(minutes=4)
+
+
+async def test_a_drive_of_another_size_is_refused(name: str) -> None:
+    drive = await sandkeep.get_or_create_drive(name, max_size_bytes=1 << 30)
+    assert await sandkeep.get_or_create_drive(name) == drive
+    assert await sandkeep.get_or_create_drive(name, max_size_bytes=1 << 30) == drive
+    with pytest.raises(ConfigurationDiffers, match="1073741824 bytes, not the requested 5") as refused:
+        await sandkeep.get_or_create_drive(name, max_size_bytes=5)
+    assert (refused.value.found, refused.value.asked) == (1 << 30, 5)
+    await sandkeep.delete_drive(name)
+
+
+async def test_an_idle_timeout_stops_a_session_as_stop_does(name: str) -> None:
+    async with sandkeep.create_sandbox(name, idle_timeout=timedelta(seconds=5)) as box:
+        assert box.idle_timeout == box.current_session.idle_timeout == timedelta(seconds=5)
+        await box.fs.write_text("note", "kept")
+        used = box.current_session
+        assert used.stop_reason is None
+        found = await sandkeep.get_sandbox(name)
+        for _ in range(600):
+            if (await found.refresh()).status is sandkeep.SessionStatus.STOPPED:
+                break
+            await sleep(0.05)
+        assert found.current_session.stop_reason == "idle" and found.current_snapshot_id is not None
+        # The next operation resumes it, and a process that is waited for keeps it.
+        await box.run_process("sleep", ["12"], check=True)
+        assert await box.fs.read_text("note") == "kept"
+        assert box.current_session.id != used.id and box.current_session.is_running
+
+
+async def test_an_idle_timeout_is_changed_compared_and_inherited(name: str) -> None:
+    async with sandkeep.create_sandbox(name, idle_timeout=60) as box:
+        await box.update(idle_timeout=timedelta(minutes=2), tags={"a": "b"})
+        assert box.idle_timeout == timedelta(minutes=2)
+        assert await sandkeep.get_or_create_sandbox(name, idle_timeout=120)
+        with pytest.raises(ConfigurationDiffers) as refused:
+            await sandkeep.get_or_create_sandbox(name, idle_timeout=0)
+        assert (refused.value.field, refused.value.found) == ("idleTimeout", 120_000)
+        async with box.fork() as fork:
+            assert fork.idle_timeout == fork.current_session.idle_timeout == timedelta(minutes=2)
+        async with box.fork(idle_timeout=0) as fork:
+            assert fork.idle_timeout is None
+        await box.update(idle_timeout=0)
+        assert box.idle_timeout is None
+        with pytest.raises(InvalidRequest, match="idle_timeout") as invalid:
+            await box.update(idle_timeout=1)
+        assert invalid.value.details["field"] == "idle_timeout"
+
+
+async def test_a_sandbox_that_is_destroyed_on_stop_leaves_nothing(name: str) -> None:
+    box = await sandkeep.create_sandbox(name, destroy_on_stop=True, delete_after=timedelta(hours=1))
+    assert box.destroy_on_stop and box.delete_after == timedelta(hours=1)
+    assert box.delete_at is not None and box.created_at < box.delete_at
+    with pytest.raises(WrongState, match="is destroyed"):
+        await box.snapshot()
+    checkpoint = await box.checkpoint()
+    stopped = await box.stop()
+    assert stopped.snapshot is None and stopped.session.status is sandkeep.SessionStatus.STOPPED
+    for _ in range(600):
+        try:
+            await sandkeep.get_sandbox(name)
+        except NotFound:
+            break
+        await sleep(0.05)
+    with pytest.raises(NotFound):
+        await box.run_process("true")
+    assert (await sandkeep.get_snapshot(checkpoint.id)).status is sandkeep.SnapshotStatus.DELETED
+    async with sandkeep.create_sandbox(name, destroy_on_stop=True):
+        pass
+
+
+async def test_a_lifetime_is_enforced_and_can_be_changed(name: str) -> None:
+    box = await sandkeep.create_sandbox(name, delete_after=1)
+    for _ in range(600):
+        try:
+            await box.refresh()
+        except NotFound:
+            break
+        await sleep(0.05)
+    with pytest.raises(NotFound):
+        await sandkeep.get_sandbox(name)
+    async with sandkeep.create_sandbox(name, delete_after=3600) as box:
+        assert (await box.update(delete_after=0)).delete_at is None
+        with pytest.raises(InvalidRequest, match="delete_after"):
+            await box.update(delete_after=0.5)
+    with pytest.raises(InvalidRequest, match="snapshot_retention") as refused:
+        sandkeep.create_sandbox(destroy_on_stop=True, snapshot_retention=sandkeep.SnapshotRetention(1))
+    assert refused.value.details["field"] == "destroy_on_stop"

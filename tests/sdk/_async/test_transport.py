@@ -15,8 +15,8 @@ from sandkeep.errors import (
     StreamClosed,
     TransportError,
 )
-from tests.patience import ENOUGH
-from tests.sdk.scripted import DROP, HANG, Scripted, json_answer, refusal
+from tests.polling import ENOUGH
+from tests.sdk.scripted_server import DROP, HANG, Scripted, answer, json_answer, refusal
 
 pytestmark = pytest.mark.anyio
 
@@ -49,12 +49,30 @@ async def test_a_server_that_wants_too_much_patience_is_an_error() -> None:
 async def test_what_may_have_been_done_is_not_done_again() -> None:
     with Scripted(DROP, refusal(500, "internal_error")) as server:
         async with sandkeep.Client(server.url) as client:
-            with pytest.raises(TransportError):
-                await client.create_sandbox("a")
+            with pytest.raises(TransportError) as unclear:
+                await client.fork_drive("a", "b")
+            assert "check before" in (unclear.value.hint or "")
             with pytest.raises(sandkeep.SandkeepError) as refused:
-                await client.create_sandbox("a")
+                await client.fork_drive("a", "b")
             assert refused.value.http_status == 500
         assert [request.method for request in server.seen] == ["POST", "POST"]
+
+
+async def test_what_has_a_key_is_sent_again_with_it() -> None:
+    with Scripted(DROP, refusal(400, "bad_request")) as server:
+        async with sandkeep.Client(server.url) as client:
+            with pytest.raises(InvalidRequest):
+                await client.create_sandbox("a")
+        first, second = [request.headers["idempotency-key"] for request in server.seen]
+        assert first == second
+
+
+async def test_a_proxy_without_a_server_behind_it_is_asked_again() -> None:
+    away = answer(b"<html>Bad Gateway</html>", status=502)
+    with Scripted(away, away, away, away, away, EMPTY_PAGE) as server:
+        async with sandkeep.Client(server.url) as client:
+            await client.query_sandboxes().page()
+        assert len(server.seen) == 6
 
 
 async def test_what_the_server_did_not_look_at_is_sent_again_even_then() -> None:
@@ -75,11 +93,15 @@ async def test_giving_up_says_what_happened_last() -> None:
 
 
 async def test_no_answer_in_time_is_an_error_of_its_own() -> None:
-    with Scripted(HANG) as server:
+    with Scripted(HANG, HANG) as server:
         async with sandkeep.Client(server.url, timeout=0.3) as client:
             began = time.monotonic()
-            with pytest.raises(RequestTimeout):
+            with pytest.raises(RequestTimeout) as late:
                 await client.query_sandboxes().page()
+            assert late.value.hint is None, "it only reads"
+            with pytest.raises(RequestTimeout) as unclear:
+                await client.fork_drive("a", "b")
+            assert "check before" in (unclear.value.hint or "")
             assert time.monotonic() - began < ENOUGH
 
 

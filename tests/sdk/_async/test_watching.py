@@ -11,10 +11,10 @@ import sandkeep
 from sandkeep.errors import PathNotFound, SessionStopped
 from sandkeep.sdk._async.watching import watched
 from tests.conftest import IS_ROOT
-from tests.patience import ENOUGH
+from tests.polling import ENOUGH
 from tests.sdk.leftovers import watches_of
-from tests.sdk.scripted import Scripted, lines_answer, refusal
-from tests.server.harness import ServerProcess
+from tests.sdk.scripted_server import Scripted, lines_answer, refusal
+from tests.server.server_process import ServerProcess
 
 pytestmark = pytest.mark.anyio
 

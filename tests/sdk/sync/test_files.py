@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -13,6 +15,7 @@ import pytest
 
 from sandkeep import sync as sandkeep
 from sandkeep.errors import (
+    ArchiveError,
     InvalidRequest,
     IsDirectory,
     NotDirectory,
@@ -22,7 +25,7 @@ from sandkeep.errors import (
     PathNotFound,
     PathPermission,
 )
-from tests.modes import ONE_ID
+from tests.running_user import ONE_ID
 
 EVERY_BYTE = bytes(range(256))
 
@@ -54,6 +57,7 @@ def test_failures_say_what_and_where() -> None:
         with pytest.raises(PathNotFound) as missing:
             box.fs.read_bytes("missing")
         assert missing.value.path == "missing" and missing.value.http_status == 404
+        assert missing.value.request_id and missing.value.request_id.startswith("req_")
         with pytest.raises(IsDirectory):
             box.fs.read_bytes("directory")
         with pytest.raises(NotDirectory):
@@ -63,6 +67,12 @@ def test_failures_say_what_and_where() -> None:
                 box.fs.write_text("/etc/hostname", "mine")
         with pytest.raises(PathExists):
             box.fs.mkdir("directory")
+        for parents, exist_ok in itertools.product((True, False), repeat=2):
+            with pytest.raises(PathExists) as over:
+                box.fs.mkdir("file", parents=parents, exist_ok=exist_ok)
+            assert isinstance(over.value, FileExistsError) and over.value.errno == errno.EEXIST
+        with pytest.raises(NotDirectory):
+            box.fs.mkdir("file/below", parents=True)
         with pytest.raises(PathNotFound):
             box.fs.mkdir("a/b/c")
         with pytest.raises(PathNotFound):
@@ -101,6 +111,21 @@ def test_directories_and_entries() -> None:
         fs.remove("a", recursive=True)
         fs.remove("a", missing_ok=True)
         assert not fs.exists("a")
+
+
+def test_realpath_follows_links_and_is_strict_when_asked() -> None:
+    with sandkeep.create_sandbox() as box:
+        fs = box.fs
+        fs.write_text("a/f", "")
+        fs.symlink("l", "a")
+        home = fs.realpath(".")
+        assert fs.realpath("l/../l/f") == fs.realpath("f", cwd="l") == f"{home}/a/f"
+        assert fs.realpath("l/no/such") == f"{home}/a/no/such"
+        with pytest.raises(FileNotFoundError) as missing:
+            fs.realpath("l/no/such", strict=True)
+        assert (missing.value.errno, missing.value.filename) == (errno.ENOENT, "l/no/such")
+        with pytest.raises(InvalidRequest):
+            fs.realpath(b"l")  # type: ignore[arg-type]
 
 
 def test_walk_and_glob_see_the_tree() -> None:
@@ -257,6 +282,84 @@ def test_open_streams_both_ways_and_a_file_appears_when_it_is_complete() -> None
         assert [entry.name for entry in box.fs.listdir(".")] == ["big"], "no draft is left"
 
 
+def test_a_range_of_a_file_is_read_and_nothing_else() -> None:
+    with sandkeep.create_sandbox() as box:
+        box.fs.write_bytes("data", EVERY_BYTE)
+        assert box.fs.read_bytes("data", offset=250) == EVERY_BYTE[250:]
+        assert box.fs.read_bytes("data", offset=10, length=5) == EVERY_BYTE[10:15]
+        assert box.fs.read_bytes("data", length=3) == EVERY_BYTE[:3]
+        assert box.fs.read_bytes("data", offset=200, length=1000) == EVERY_BYTE[200:]
+        for offset, length in ((256, None), (1 << 40, 5), (0, 0)):
+            assert box.fs.read_bytes("data", offset=offset, length=length) == b""
+        box.run_process("truncate", ["-s", "3G", "huge"], check=True)
+        assert box.fs.read_bytes("huge", offset=(3 << 30) - 2) == b"\0\0"
+        for wrong in ({"offset": -1}, {"length": -1}, {"offset": "1"}, {"length": 1.5}, {"offset": 1 << 63}):
+            arguments: dict[str, Any] = dict(wrong)
+            with pytest.raises(InvalidRequest) as refused:
+                box.fs.read_bytes("data", **arguments)
+            assert refused.value.field == next(iter(wrong))
+
+
+def test_an_open_file_can_be_read_from_any_offset() -> None:
+    with sandkeep.create_sandbox() as box:
+        content = EVERY_BYTE * 4096
+        box.fs.write_bytes("data", content)
+        with box.fs.open("data", "rb") as source:
+            assert source.read(10) == content[:10] and source.tell() == 10
+            assert source.seek(500_000) == 500_000
+            assert source.read(4) == content[500_000:500_004]
+            assert source.seek(-2, os.SEEK_CUR) == 500_002
+            assert source.read(2) == content[500_002:500_004]
+            assert source.seek(-3, os.SEEK_END) == len(content) - 3
+            assert source.read() == content[-3:] and source.read(1) == b""
+            assert source.seek(0) == 0, "also after the end"
+            assert source.read() == content
+            assert source.seek(5, os.SEEK_END) == len(content) + 5 and source.read() == b""
+            for offset, whence in ((-1, os.SEEK_SET), (-5_000_000, os.SEEK_CUR), (-5_000_000, os.SEEK_END)):
+                with pytest.raises(InvalidRequest, match="offset"):
+                    source.seek(offset, whence)
+            with pytest.raises(InvalidRequest, match="whence"):
+                source.seek(0, 7)
+        with pytest.raises(ValueError, match="closed"):
+            source.seek(0)
+
+
+def test_a_range_of_lines_is_read_on_the_server() -> None:
+    with sandkeep.create_sandbox() as box:
+        fs = box.fs
+        fs.write_text("many", "".join(f"line {number}\n" for number in range(1, 100_001)))
+        found = fs.read_lines("many", start=99_999, limit=1)
+        assert found == sandkeep.FileLines("line 99999\n", 99_999, 1, more=True, cut=False)
+        assert found.next_start == 100_000
+        last = fs.read_lines("many", start=100_000)
+        assert (last.text, last.count, last.next_start) == ("line 100000\n", 1, None)
+        beyond = fs.read_lines("many", start=100_001)
+        assert (beyond.text, beyond.count, beyond.more) == ("", 0, False)
+        little = fs.read_lines("many", limit=100, max_bytes=20)
+        assert (little.text, little.count, little.more) == ("line 1\nline 2\n", 2, True)
+
+        fs.write_text("odd", "one\n\nthree ü without an end")
+        whole = fs.read_lines("odd")
+        assert (whole.text, whole.count, whole.more) == ("one\n\nthree ü without an end", 3, False)
+        cut = fs.read_lines("odd", start=3, max_bytes=7)
+        assert (cut.text, cut.cut, cut.more, cut.count) == ("three ", True, True, 1), (
+            "half of an ü is left out"
+        )
+        fs.write_bytes("latin", "grüße\n".encode("latin-1"))
+        assert (fs.read_lines("latin", encoding="latin-1")).text == "grüße\n"
+        assert (fs.read_lines("latin", errors="replace")).text == "gr\ufffd\ufffde\n"
+        with pytest.raises(UnicodeDecodeError):
+            fs.read_lines("latin")
+        fs.write_text("empty", "")
+        assert (fs.read_lines("empty")).count == 0
+        for wrong in ({"start": 0}, {"start": -1}, {"limit": 0}, {"max_bytes": 0}, {"max_bytes": 5 << 20}):
+            with pytest.raises(InvalidRequest) as refused:
+                fs.read_lines("many", **wrong)  # type: ignore[arg-type]
+            assert refused.value.field == next(iter(wrong))
+        with pytest.raises(IsDirectory):
+            fs.read_lines(".")
+
+
 def test_open_reads_and_writes_text_by_lines() -> None:
     with sandkeep.create_sandbox() as box:
         with box.fs.open("notes", "w") as out:
@@ -353,3 +456,96 @@ def test_a_stopped_sandbox_is_resumed_for_files(tmp_path: Path) -> None:
         with box.fs.open("tree/f") as source:
             assert source.read() == "x"
         assert (tmp_path / "back/f").read_text() == "x"
+
+
+def test_relative_paths_start_in_cwd(tmp_path: Path) -> None:
+    with sandkeep.create_sandbox() as box:
+        fs = box.fs
+        fs.mkdir("below")
+        for cwd in ("below", "/tmp"):
+            fs.write_text("a", "x", cwd=cwd)
+            assert fs.read_text("a", cwd=cwd) == "x"
+            assert (fs.stat("a", cwd=cwd)).is_file
+            fs.mkdir("d", cwd=cwd, exist_ok=True)
+            fs.rename("a", "d/b", cwd=cwd)
+            fs.copy("d/b", "d/c", cwd=cwd)
+            fs.chmod("d/c", 0o600, cwd=cwd)
+            fs.symlink("d/l", "b", cwd=cwd)
+            assert fs.readlink("d/l", cwd=cwd) == "b"
+            assert [entry.path for entry in fs.listdir("d", cwd=cwd)] == ["d/b", "d/c", "d/l"]
+            assert [at for at, _, _ in fs.walk("d", cwd=cwd)] == ["d"]
+            assert fs.glob("*/b", cwd=cwd) == ["d/b"]
+            assert fs.is_dir("d", cwd=cwd) and fs.exists("d/b", cwd=cwd)
+            assert fs.is_file("d/c", cwd=cwd)
+            with fs.open("d/opened", "w", cwd=cwd) as file:
+                file.write("by lines\n")
+            with fs.open("d/opened", cwd=cwd) as file:
+                assert file.readline() == "by lines\n"
+            with fs.batch(cwd=cwd) as batch:
+                batch.write_text("d/new/batched", "1")
+            assert fs.download("d/new/batched", tmp_path / "file", cwd=cwd)
+            fs.download("d/new", tmp_path / "tree", cwd=cwd)
+            assert (tmp_path / "tree/batched").read_text() == "1"
+            fs.upload(tmp_path / "tree", "d/up", cwd=cwd)
+            assert fs.read_text("d/up/batched", cwd=cwd) == "1"
+            fs.remove("d", recursive=True, cwd=cwd)
+        assert [entry.name for entry in fs.listdir()] == ["below"]
+        with fs.batch(cwd="made") as batch:
+            batch.write_text("f", "")
+            batch.write_text("/tmp/absolute", "")
+        assert fs.exists("made/f") and fs.exists("/tmp/absolute")
+        for wrong in ("", 5):
+            with pytest.raises(InvalidRequest, match="cwd"):
+                fs.read_text("made/f", cwd=wrong)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_fails_names_the_path_and_says_what_is_in_place() -> None:
+    with sandkeep.create_sandbox() as box:
+        box.fs.mkdir("directory")
+        with pytest.raises(IsDirectory) as refused:
+            with box.fs.batch() as batch:
+                batch.write_text("first", "1")
+                batch.write_text("./directory", "2")
+                batch.write_text("never", "3")
+        error = refused.value
+        assert (error.path, error.entry, error.entries) == ("./directory", "directory", 1)
+        assert (error.filename, error.operation, error.http_status) == ("./directory", "write", 400)
+        assert box.fs.read_text("first") == "1" and not box.fs.exists("never")
+        with pytest.raises(NotDirectory) as below:
+            with box.fs.batch(cwd="/tmp") as batch:
+                batch.write_text("file", "1")
+                batch.write_text("/proc/version/x", "2")
+        assert (below.value.path, below.value.entries) == ("/proc/version/x", 1)
+
+
+def test_a_tree_that_fails_names_the_path(tmp_path: Path) -> None:
+    (tmp_path / "up/sub").mkdir(parents=True)
+    (tmp_path / "up/sub/file").write_text("1")
+    with sandkeep.create_sandbox() as box:
+        box.fs.mkdir("there/sub/file", parents=True)
+        with pytest.raises(IsDirectory) as sent:
+            box.fs.upload(tmp_path / "up", "there")
+        assert (sent.value.path, sent.value.operation) == ("there/sub/file", "write")
+
+
+@pytest.mark.skipif(ONE_ID, reason="a sandbox with one id reads what that id owns")
+def test_files_that_may_not_be_read_are_named_after_the_rest_has_come_down(tmp_path: Path) -> None:
+    with sandkeep.create_sandbox() as box:
+        with box.fs.batch() as batch:
+            for name in ("a", "secret", "z"):
+                batch.write_text(f"tree/{name}", name)
+        box.run_process("chown", ["root", "tree/secret"], sudo=True, check=True)
+        box.run_process("chmod", ["600", "tree/secret"], sudo=True, check=True)
+        with pytest.raises(PathPermission) as one:
+            box.fs.download("tree", tmp_path / "one")
+        assert (one.value.path, one.value.operation) == ("tree/secret", "read")
+        assert one.value.errno == errno.EACCES
+        assert sorted(os.listdir(tmp_path / "one")) == ["a", "z"]
+        box.run_process("chown", ["root", "tree/z"], sudo=True, check=True)
+        box.run_process("chmod", ["600", "tree/z"], sudo=True, check=True)
+        with pytest.raises(ArchiveError) as several:
+            box.fs.download("tree", tmp_path / "two")
+        assert several.value.path == "tree/secret"
+        assert several.value.unreadable == ["secret", "z"]
+        assert os.listdir(tmp_path / "two") == ["a"]
+        box.fs.download("tree", tmp_path / "three", ignore=["secret", "z"])

@@ -10,7 +10,7 @@ import pytest
 from sandkeep import sync as sandkeep
 from sandkeep.errors import ServerUnreachable, TransportError
 from tests.sdk.tls import Authority, TlsFront
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 
 
 def test_everything_goes_through_tls_with_an_authority_of_ones_own(

@@ -11,7 +11,7 @@ import pytest
 from sandkeep import sync as sandkeep
 from sandkeep import Transferred
 from sandkeep.errors import TransportError
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 
 SIZE = (5 << 20) + 321
 

@@ -3,25 +3,32 @@
 
 from __future__ import annotations
 
+import io
 import time
 from datetime import timedelta
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
 
 import pytest
 
 from sandkeep import sync as sandkeep
+from sandkeep import sync
 from sandkeep.errors import (
     ExecutableNotFound,
+    ExecutableRefused,
     HostCannot,
     InvalidRequest,
     NotFound,
     PathExists,
     ProcessFailed,
     ProcessTimeout,
+    SessionStopped,
     StdinUnavailable,
+    StreamClosed,
 )
-from tests.modes import ONE_ID, needs_one_id, needs_users
-from tests.patience import ENOUGH, longer_and_longer
+from tests.polling import ENOUGH, longer_and_longer
+from tests.running_user import ONE_ID, needs_one_id, needs_users
 
 EVERY_BYTE = bytes(range(256))
 PRINT_EVERY_BYTE = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
@@ -56,6 +63,115 @@ def test_output_that_is_not_text_is_exact() -> None:
         assert "\ufffd" in done.stdout_text
         process = box.create_process("python3", ["-c", PRINT_EVERY_BYTE])
         assert process.stdout.read() == EVERY_BYTE * 1000
+
+
+class Answering:
+    """A target that lets the process go on when it has got something: too late unless that is at once."""
+
+    def __init__(self, name: str) -> None:
+        self.got = b""
+        self._name = name
+
+    def write(self, data: bytes) -> None:
+        self.got += data
+        with sync.Client() as client:
+            client.get_sandbox(self._name).fs.write_text(f"heard-{len(self.got)}", "")
+
+
+@pytest.mark.parametrize("limit", [None, ENOUGH])
+def test_output_goes_where_it_should_while_it_is_printed(
+    limit: float | None, tmp_path: Path, name: str
+) -> None:
+    """Into files, streams and the result, both or one of them, byte by byte."""
+    with sandkeep.create_sandbox(name) as box:
+        script = "until [ -e heard-$0 ]; do sleep 0.02; done"
+        script = f"printf 12; (exec sh -c '{script}' 2); echo 345 >&2; (exec sh -c '{script}' 6); exit 3"
+        target = Answering(name)
+        done = box.run_process("sh", ["-c", script], stdout=target, stderr=STDOUT, timeout=limit)
+        assert (done.returncode, done.stdout, done.stderr, target.got) == (3, None, None, b"12345\n")
+
+        both = ["-c", f"{PRINT_EVERY_BYTE}; sys.stderr.write('err')"]
+        path, held = tmp_path / "path", io.BytesIO()
+        path.write_bytes(b"x" * 300_000)
+        done = box.run_process("python3", both, stdout=path, stderr=held, timeout=limit)
+        assert (path.read_bytes(), held.getvalue()) == (EVERY_BYTE * 1000, b"err")
+        with (tmp_path / "text").open("w") as text:
+            text.write("first ")
+            box.run_process("python3", both, stdout=text, stderr=text.fileno(), timeout=limit)
+            text.write(" last")
+        found = (tmp_path / "text").read_bytes()
+        assert found.startswith(b"first ") and found.endswith(b" last")
+        assert len(found) == 256_000 + 3 + 11 and EVERY_BYTE * 1000 in found.replace(b"err", b"")
+        done = box.run_process("python3", both, stdout=PIPE, stderr=DEVNULL, timeout=limit)
+        assert (done.stdout, done.stderr) == (EVERY_BYTE * 1000, None)
+        done = box.run_process("python3", both, stdout=PIPE, stderr=STDOUT, timeout=limit)
+        assert done.stdout is not None and sorted(done.stdout) == sorted(EVERY_BYTE * 1000 + b"err")
+        done = box.run_process("python3", both, stdout=str(path), stderr=PIPE, timeout=limit)
+        assert (done.stdout, done.stderr) == (None, b"err")
+        with pytest.raises(ProcessFailed) as failed:
+            script = "echo out; echo err >&2; exit 4"
+            box.run_process("sh", ["-c", script], stdout=path, stderr=PIPE, check=True, timeout=limit)
+        assert (failed.value.stdout, failed.value.stderr) == (b"out\n", b"err\n")
+        assert path.read_bytes() == b"out\n"
+
+
+def test_a_time_limit_ends_what_goes_elsewhere_too() -> None:
+    with sandkeep.create_sandbox() as box:
+        limits = longer_and_longer(1)
+        while True:
+            held = io.BytesIO()
+            with pytest.raises(ProcessTimeout) as late:
+                script = "echo out; echo err >&2; exec sleep 7657"
+                box.run_process("sh", ["-c", script], stdout=held, stderr=PIPE, timeout=next(limits))
+            if late.value.stderr:
+                break
+        assert (held.getvalue(), late.value.stdout, late.value.stderr) == (b"out\n", b"out\n", b"err\n")
+        deadline = time.monotonic() + ENOUGH
+        while "running" in {process.status for process in box.processes()}:
+            assert time.monotonic() < deadline, "it was not killed"
+
+
+class Failing:
+    """A target whose connection is lost; nobody could tell where the rest should go."""
+
+    def write(self, data: bytes) -> None:
+        raise StreamClosed("the other end")
+
+
+@pytest.mark.parametrize("limit", [None, ENOUGH])
+def test_a_process_whose_output_cannot_be_written_is_killed(limit: float | None) -> None:
+    with sandkeep.create_sandbox() as box:
+        script = "echo out; exec sleep 7658"
+        with pytest.raises(OSError, match="No space"):
+            box.run_process("sh", ["-c", script], stdout="/dev/full", timeout=limit)
+        with pytest.raises(StreamClosed, match="the other end"):
+            box.run_process("sh", ["-c", script], stdout=Failing(), timeout=limit)
+        processes = box.processes()
+        assert [process.wait(ENOUGH) for process in processes] == [137, 137]
+        with pytest.raises(FileNotFoundError):
+            box.run_process("true", stdout="/no/such/directory/file", timeout=limit)
+        assert len(box.processes()) == 2, "nothing was started"
+
+
+def test_targets_that_cannot_be_written_to_start_nothing(tmp_path: Path) -> None:
+    with sandkeep.create_sandbox() as box:
+        run: Any = box.run_process
+        same = tmp_path / "same"
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("capture_output", {"capture_output": True, "stdout": PIPE}),
+            ("stdout", {"stdout": STDOUT}),
+            ("stdout", {"stdout": True}),
+            ("stdout", {"stdout": -7}),
+            ("stdout", {"stdout": ""}),
+            ("stdout", {"stdout": 1.5}),
+            ("stderr", {"stderr": io.StringIO()}),
+            ("stderr", {"stdout": same, "stderr": str(same)}),
+        ]
+        for name, arguments in wrong:
+            with pytest.raises(InvalidRequest) as refused:
+                run("true", **arguments)
+            assert refused.value.field == name
+        assert box.processes() == [] and not same.exists()
 
 
 def test_input_is_read_to_its_end() -> None:
@@ -117,8 +233,24 @@ def test_where_with_what_and_as_whom() -> None:
 
 def test_a_missing_program_is_an_error_of_its_own() -> None:
     with sandkeep.create_sandbox() as box:
-        with pytest.raises(ExecutableNotFound):
-            box.run_process("no-such-program")
+        with pytest.raises(ExecutableNotFound) as missing:
+            box.run_process("no-such-program", ["-x"], cwd="/tmp")
+        box.fs.write_text("refused", "not a program", mode=0o644)
+        with pytest.raises(ExecutableRefused) as refused:
+            box.create_process("./refused")
+        found = {process.id: process for process in box.processes()}
+        for error, command, code in ((missing, "no-such-program", 127), (refused, "./refused", 126)):
+            record = found[error.value.process]
+            assert (record.command, record.returncode, record.status) == (
+                command,
+                code,
+                sandkeep.ProcessStatus.FAILED,
+            )
+            assert (record.reason, record.explanation) == (sandkeep.EndReason.FAILED, error.value.message)
+            assert record.finished_at is not None
+            assert record.communicate() == (b"", b"") and record.wait() == code
+        told = [event for event in box.events(kind="process.failed")]
+        assert [event.data["process"] for event in told] == [missing.value.process, refused.value.process]
         with pytest.raises(InvalidRequest, match="args"):
             box.run_process("echo", "not a list")
 
@@ -154,6 +286,35 @@ def test_kill_after_ends_it_from_the_other_side_with_its_output() -> None:
         assert (done.returncode, done.stdout) == (137, b"so far\n")
 
 
+DAEMON = "(setsid setsid sh -c 'echo up; exec sleep 7654' 2>&1 &); exec sleep 7653"
+
+
+def test_a_timeout_and_a_kill_take_every_descendant_along() -> None:
+    """Also one in a session of its own that has lost its parent."""
+    with sandkeep.create_sandbox() as box:
+        limits = longer_and_longer(1)
+        while True:
+            with pytest.raises(ProcessTimeout) as late:
+                box.run_process("sh", ["-c", DAEMON], timeout=next(limits), capture_output=True)
+            if late.value.stdout:
+                break
+        assert late.value.stdout == b"up\n"
+        gone(box, "sleep 765")
+        for end in (sandkeep.Process.kill, sandkeep.Process.terminate):
+            with box.create_process("sh", ["-c", DAEMON]) as process:
+                assert process.stdout.readline() == b"up\n"
+                end(process)
+                process.wait(timeout=ENOUGH)
+            gone(box, "sleep 765")
+
+
+def gone(box: sandkeep.Sandbox, command: str) -> None:
+    script = (
+        f"while cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -q '[{command[0]}]{command[1:]}'"
+    )
+    box.run_process("sh", ["-c", f"{script}; do sleep 0.05; done"], timeout=ENOUGH, check=True)
+
+
 def test_a_handle_waits_polls_and_signals() -> None:
     with sandkeep.create_sandbox() as box:
         process = box.create_process("sleep", ["60"])
@@ -164,6 +325,8 @@ def test_a_handle_waits_polls_and_signals() -> None:
         assert process.wait() == 143
         process.kill()
         assert process.returncode == 143, "it had ended"
+        assert process.finished_at is not None and process.duration is not None
+        assert process.finished_at == process.started_at + process.duration
         script = "trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done"
         with box.create_process("sh", ["-c", script]) as ended:
             assert ended.stdout.readline() == b"ready\n"
@@ -252,7 +415,15 @@ def test_processes_are_found_again_by_id_in_whatever_session() -> None:
 def test_a_process_belongs_to_its_session() -> None:
     with sandkeep.create_sandbox() as box:
         process = box.create_process("sleep", ["60"])
+        assert process.finished_at is None
+        ended = box.create_process("true")
+        ended.wait()
         box.stop()
+        for over in (process, ended):
+            with pytest.raises(SessionStopped):
+                over.send_signal("usr1")
+            with pytest.raises(SessionStopped):
+                over.kill()
         box.resume()
         assert process.poll() is not None
         assert process.status is sandkeep.ProcessStatus.LOST
@@ -263,9 +434,16 @@ def test_a_process_belongs_to_its_session() -> None:
 @needs_one_id
 def test_where_everybody_is_root_users_are_refused() -> None:
     with sandkeep.create_sandbox() as box:
-        with pytest.raises(HostCannot, match="everybody"):
+        with pytest.raises(HostCannot, match="is root"):
             box.create_user("alice")
+        with pytest.raises(HostCannot, match="is root"):
+            box.create_group("devs")
+        with pytest.raises(HostCannot, match="is root"):
+            box.add_user_to_group("nobody", "daemon")
+        with pytest.raises(HostCannot, match="is root"):
+            box.remove_user_from_group("nobody", "daemon")
         assert "alice" not in box.fs.read_text("/etc/passwd")
+        assert "devs" not in box.fs.read_text("/etc/group")
 
 
 @needs_users
@@ -284,6 +462,66 @@ def test_users_have_their_own_files_and_processes() -> None:
         with alice.fs.batch() as batch:
             batch.write_text("/home/alice/a/b", "batched")
         assert box.as_user("alice").fs.read_text("/home/alice/a/b") == "batched"
+
+
+@needs_users
+def test_groups_share_a_directory_with_their_members_only() -> None:
+    with sandkeep.create_sandbox() as box:
+        alice, bob = box.create_user("alice"), box.create_user("bob")
+        devs = box.create_group("devs")
+        assert devs == sandkeep.SandboxGroup("devs", "/shared/devs")
+        with pytest.raises(PathExists):
+            box.create_group("devs")
+        path = f"{devs.directory}/notes"
+        with pytest.raises(PermissionError):
+            alice.fs.write_text(path, "no member")
+        box.add_user_to_group(alice, devs)
+        box.add_user_to_group("bob", "devs")
+        alice.fs.write_text(path, "ours", mode=0o660)
+        assert (box.fs.stat(devs.directory)).mode & 0o7777 == 0o2770
+        bob.run_process("sh", ["-c", f"echo and mine >> {path}"], check=True)
+        assert alice.fs.read_text(path) == "oursand mine\n"
+        assert [entry.name for entry in box.fs.listdir(devs.directory)] == ["notes"]
+        box.remove_user_from_group(bob, devs)
+        with pytest.raises(PermissionError):
+            bob.fs.read_text(path)
+        assert (alice.run_process("id", ["-Gn"], capture_output=True)).stdout_text == "alice devs\n"
+        change: Any = box.add_user_to_group
+        for arguments, kind in (
+            (("carol", "devs"), "account"),
+            (("alice", "ops"), "group"),
+        ):
+            with pytest.raises(NotFound) as missing:
+                change(*arguments)
+            assert missing.value.kind == kind
+        with pytest.raises(NotFound, match="bob is not in group devs"):
+            box.remove_user_from_group("bob", "devs")
+        for wrong in ("..", "", "a/b", "-x", "a,b", "x" * 33):
+            with pytest.raises(InvalidRequest) as refused:
+                box.create_group(wrong)
+            assert refused.value.field == "name"
+        with pytest.raises(InvalidRequest):
+            change("alice", "devs,root")
+        with pytest.raises(InvalidRequest):
+            change(alice, 5)
+
+
+def test_a_program_on_a_terminal_is_killed_when_its_time_is_over() -> None:
+    with sandkeep.create_sandbox() as box:
+        with box.open_interactive("sleep", ["7656"], kill_after=0.2) as terminal:
+            assert terminal.wait() == 137
+        with pytest.raises(InvalidRequest, match="kill_after"):
+            box.open_interactive("true", kill_after=0)
+
+
+def test_a_terminal_that_cannot_start_its_program_says_so() -> None:
+    with sandkeep.create_sandbox() as box:
+        with box.open_interactive("no-such-program") as terminal:
+            with pytest.raises(ExecutableNotFound, match="no-such-program"):
+                terminal.wait()
+        with box.open_interactive("/etc/passwd") as terminal:
+            with pytest.raises(ExecutableRefused):
+                terminal.read()
 
 
 def test_a_terminal_echoes_resizes_and_ends() -> None:

@@ -12,10 +12,10 @@ from sandkeep import sync as sandkeep
 from sandkeep.errors import PathNotFound, SessionStopped
 from sandkeep.sync.watching import watched
 from tests.conftest import IS_ROOT
-from tests.patience import ENOUGH
+from tests.polling import ENOUGH
 from tests.sdk.leftovers import watches_of
-from tests.sdk.scripted import Scripted, lines_answer, refusal
-from tests.server.harness import ServerProcess
+from tests.sdk.scripted_server import Scripted, lines_answer, refusal
+from tests.server.server_process import ServerProcess
 
 
 def test_changes_are_seen_as_they_happen() -> None:

@@ -1,24 +1,25 @@
-"""The client: everything that can be asked of one server, in one project."""
+"""The client: all operations on one server, in one project."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
-from sandkeep.errors import NameTaken, NotFound, SnapshotGone
-from sandkeep.sdk import bodies
+from sandkeep.checks import RESERVED_NAMES, duration, refuse
+from sandkeep.errors import ConfigurationDiffers, NameTaken, NotFound, SnapshotGone
+from sandkeep.sdk import bodies, references
 from sandkeep.sdk._async.events import events
 from sandkeep.sdk._async.images import Images
 from sandkeep.sdk._async.listing import fetch_drives, fetch_sessions, fetch_snapshots, with_cursor
 from sandkeep.sdk._async.paging import Listing, Page
-from sandkeep.sdk._async.sandbox import BOOT_SECONDS, Hook, Sandbox, start_fork
+from sandkeep.sdk._async.process import Process
+from sandkeep.sdk._async.sandbox import Hook, Sandbox, get_process, start_fork
 from sandkeep.sdk._async.secrets import Secrets
-from sandkeep.sdk._async.transport import Transport, read, segment
-from sandkeep.sdk.bodies import Configuration, Duration, NewConfiguration
-from sandkeep.sdk.concurrent import Opening
-from sandkeep.sdk.history import Event
+from sandkeep.sdk._async.transport import Transport, decode, new_key, segment
+from sandkeep.sdk._compat_async import Pending
+from sandkeep.sdk.events import Event
 from sandkeep.sdk.queries import (
     DriveQuery,
     DriveQueryByCreated,
@@ -27,23 +28,27 @@ from sandkeep.sdk.queries import (
     SessionQuery,
     SnapshotQuery,
 )
+from sandkeep.sdk.references import ProcessReference, SandboxReference
+from sandkeep.sdk.repairs import Repaired
+from sandkeep.sdk.sandboxes import Configuration, Duration, NewConfiguration, SandboxInfo, Session
 from sandkeep.sdk.target import resolve
-from sandkeep.sdk.values import Drive, SandboxInfo, Session, Snapshot
-from sandkeep.types import RESERVED_NAMES, duration, refuse
+from sandkeep.sdk.values import Drive, Snapshot
+from sandkeep.states import Paths
+from sandkeep.wire.repairs import RepairShown
 from sandkeep.wire.responses import DriveShown, SandboxPage, SandboxStarted, SessionShown, SnapshotShown
 
 _ATTEMPTS = 5
-"""How often a sandbox is looked for and created in turn, while others create and destroy it."""
+"""How often to alternate between finding and creating a sandbox that other clients create and destroy."""
 
 
 class Client:
     """A connection to a server, acting in one project.
 
-    Making one does no I/O. It can be shared by any number of tasks (or threads) and keeps connections for
-    them; close it, or use ``async with``. It belongs to the event loop it is first used in.
+    Making one does no I/O. Any number of tasks (or threads) can share it and its connections; close it, or
+    use ``async with``. It belongs to the event loop it is first used in.
 
-    The functions of the module do the same on a client of their own, one per event loop, that is closed with
-    the loop.
+    The functions of the module do the same on a default client, one per event loop, that is closed with the
+    loop.
     """
 
     def __init__(
@@ -57,29 +62,34 @@ class Client:
     ) -> None:
         """
         Args:
-            url: ``http://…``, ``https://…`` or ``unix:///path``; ``SANDKEEP_URL`` when not given, and without
-                that the embedded server of the data directory, which is started when none runs.
-            token: who asks; ``SANDKEEP_TOKEN`` when not given. The embedded server needs none.
-            team: whose projects; ``SANDKEEP_TEAM`` when not given, else the token's own, else ``local``.
-            project: where names are looked up; ``SANDKEEP_PROJECT`` when not given, else the token's own.
-            timeout: how long to wait for an answer to a request that should be quick.
+            url: ``http://…``, ``https://…`` or ``unix:///path``; default ``SANDKEEP_URL``, else the embedded
+                server of the data directory, which is started if none runs.
+            token: credentials; default ``SANDKEEP_TOKEN``. The embedded server needs none.
+            team: owner of the projects; default ``SANDKEEP_TEAM``, else the token's team, else ``local``.
+            project: where names are looked up; default ``SANDKEEP_PROJECT``, else the token's project.
+            timeout: how long to wait for the response to a short request.
 
         Raises:
-            InvalidRequest: an argument cannot be; ``field`` names it.
+            InvalidRequest: an argument is invalid; ``field`` names it.
         """
         target = resolve(url, token, team, project)
         seconds = duration(timeout, "timeout").total_seconds()
         if seconds <= 0:
-            refuse("timeout", "must be more than nothing")
+            refuse("timeout", "must be greater than zero")
         self._transport = Transport(target, timeout=seconds)
         self.images: Images = Images(self._transport)
-        """What sandboxes start from."""
+        """Images that sandboxes start from."""
         self.secrets: Secrets = Secrets(self._transport)
-        """Values that rules of network policies inject."""
+        """Secrets that rules of network policies inject."""
 
     def __repr__(self) -> str:
         target = self._transport.target
         return f"<Client {target.socket or target.url}>"
+
+    @property
+    def url(self) -> str:
+        """URL of the server: ``http://…``, ``https://…`` or ``unix:///path``."""
+        return self._transport.target.address
 
     async def aclose(self) -> None:
         """Close the connections. Sandboxes are not affected. Can be repeated."""
@@ -102,59 +112,90 @@ class Client:
         destroy: bool = True,
         on_resume: Hook | None = None,
         **configuration: Unpack[NewConfiguration],
-    ) -> Opening[Sandbox]:
+    ) -> Pending[Sandbox]:
         """Create a sandbox and start its first session.
 
         Args:
-            name: unique in the project; generated when not given.
+            name: unique in the project; generated by default.
             destroy: whether leaving ``async with`` destroys the sandbox and its snapshots, or only stops it.
-            on_resume: called with the handle whenever it has started a new session later on.
+            on_resume: called with the handle after each later session that it starts.
             configuration: see :class:`~sandkeep.NewConfiguration`.
 
         Returns:
-            The sandbox. By itself this cleans nothing up; ``async with`` stops the session on exit and
-            destroys the sandbox unless told otherwise, also when the body failed or was cancelled. A creation
-            that is cancelled in ``async with`` is finished and cleaned up; elsewhere it may leave a sandbox.
+            The sandbox. ``await`` does no clean-up; ``async with`` stops the session on exit and destroys the
+            sandbox unless ``destroy=False``, also if the block failed or was cancelled. If a creation in
+            ``async with`` is cancelled, it is finished and cleaned up; otherwise it may leave a sandbox.
 
         Raises:
-            NameTaken: there is one of that name.
-            InvalidRequest: an argument cannot be; ``field`` names it.
-            LimitReached: the project has as many as it may.
-            ImageError: the image cannot be had.
+            NameTaken: a sandbox of that name exists.
+            InvalidRequest: an argument is invalid; ``field`` names it.
+            LimitReached: the project has the maximum number of sandboxes.
+            ImageError: the image cannot be fetched or used.
         """
         body = bodies.configuration(name=name, **configuration)
 
         async def start() -> Sandbox:
             return await self._create(body, destroy=destroy, on_resume=on_resume)
 
-        return Opening(start)
+        return Pending(start)
 
     async def get_sandbox(self, name: str, *, on_resume: Hook | None = None) -> Sandbox:
-        """A handle for a sandbox. Never starts a session.
+        """Return a handle for a sandbox. Never starts a session.
 
         Args:
-            name: which one.
-            on_resume: called with the handle whenever it has started a new session later on.
+            name: name of the sandbox.
+            on_resume: called with the handle after each later session that it starts.
 
         Raises:
-            NotFound: there is none.
+            NotFound: it does not exist.
         """
         return await self._get(name, resume=False, on_resume=on_resume)
 
-    def resume_sandbox(self, name: str, *, on_resume: Hook | None = None) -> Opening[Sandbox]:
-        """A handle for a sandbox that has a running session, started from its latest snapshot if need be.
+    @overload
+    async def bind(self, reference: SandboxReference, *, on_resume: Hook | None = None) -> Sandbox: ...
+
+    @overload
+    async def bind(self, reference: ProcessReference) -> Process: ...
+
+    async def bind(
+        self, reference: SandboxReference | ProcessReference, *, on_resume: Hook | None = None
+    ) -> Sandbox | Process:
+        """Return a handle for a reference made by ``reference()``, here or elsewhere. Never starts a session.
 
         Args:
-            name: which one.
-            on_resume: called with the handle when this, or an operation later on, started a new session.
+            reference: to a sandbox or a process on this client's server.
+            on_resume: for a sandbox: called with the handle after each later session that it starts.
 
         Returns:
-            The sandbox. By itself this cleans nothing up; ``async with`` stops the session on exit. Inside,
-            the handle is for that session: when another scope has stopped it, operations raise
+            An ordinary handle that uses this client's connections and credentials.
+
+        Raises:
+            NotFound: it no longer exists, or this client may not see it. InvalidRequest: it is on another
+                server, or in another team or project than the client's; ``field`` says which.
+        """
+        references.check(reference, self._transport.target)
+        if isinstance(reference, ProcessReference):
+            return await get_process(self._transport, reference.session_id, reference.id)
+        box = await self._get(reference.name, resume=False, on_resume=on_resume)
+        references.check_project(reference, box._project)
+        return box
+
+    def resume_sandbox(self, name: str, *, on_resume: Hook | None = None) -> Pending[Sandbox]:
+        """Return a handle for a sandbox with a running session; if there is none, start one.
+
+        A new session starts from the sandbox's current snapshot.
+
+        Args:
+            name: name of the sandbox. on_resume: called with the handle when this call, or an operation later
+                on, started a new session. If it raises during this call, that session is stopped.
+
+        Returns:
+            The sandbox. ``await`` does no clean-up; ``async with`` stops the session on exit. Inside it the
+            handle is bound to that session: if the session is stopped elsewhere, operations raise
             ``SessionStopped`` instead of starting a new one.
 
         Raises:
-            NotFound: there is none.
+            NotFound: the sandbox does not exist.
             SnapshotGone: the snapshot it would start from was deleted or has expired.
         """
 
@@ -163,75 +204,83 @@ class Client:
             box._pin_inside = True
             return box
 
-        return Opening(start)
+        return Pending(start)
 
     def get_or_create_sandbox(
         self,
-        name: str,
+        name: str | None = None,
         *,
         on_create: Hook | None = None,
         on_resume: Hook | None = None,
         **configuration: Unpack[NewConfiguration],
-    ) -> Opening[Sandbox]:
-        """The sandbox of that name with a running session: resumed, or created when there is none.
+    ) -> Pending[Sandbox]:
+        """Return a sandbox with a running session: resumed, or created if it does not exist.
 
-        One whose snapshot is gone cannot be resumed; it is replaced by a new one of that name. Of any number
-        of callers one creates.
+        A sandbox whose snapshot is gone cannot be resumed; it is replaced by a new one of that name. If
+        several callers do this at the same time, one of them creates the sandbox.
 
         Args:
-            name: which one.
-            on_create: called with the handle when this created the sandbox.
-            on_resume: called with the handle when this, or an operation later on, started a new session of a
-                sandbox that was there.
-            configuration: of a new one, see :class:`~sandkeep.NewConfiguration`; an existing one is not
-                changed.
+            name: name of the sandbox; without one, a sandbox with a generated name is created.
+            on_create: called with the handle if this call created the sandbox.
+            on_resume: called with the handle if this call, or an operation later on, started a new session of
+                an existing sandbox. If a hook raises during this call, the session that was started is
+                stopped.
+            configuration: options of a new sandbox, see :class:`~sandkeep.NewConfiguration`. An existing
+                sandbox is not changed: it must have the options given here, and may have anything for the
+                others.
 
         Returns:
-            The sandbox. By itself this cleans nothing up; ``async with`` stops the session on exit.
+            The sandbox. ``await`` does no clean-up; ``async with`` stops the session on exit.
+
+        Raises:
+            ConfigurationDiffers: the sandbox exists with other options; ``field``, ``found`` and ``asked``
+                say which. :meth:`Sandbox.update` changes it. Nothing was started.
         """
         body = bodies.configuration(name=name, **configuration)
 
         async def start() -> Sandbox:
             return await self._get_or_create(name, body, on_create, on_resume)
 
-        return Opening(start)
+        return Pending(start)
 
     def fork_sandbox(
         self,
         source: str,
         name: str | None = None,
         *,
+        live: bool = False,
         destroy: bool = True,
         **changes: Unpack[Configuration],
-    ) -> Opening[Sandbox]:
-        """A new sandbox with the configuration of another, which starts from that one's current snapshot.
+    ) -> Pending[Sandbox]:
+        """Create a sandbox with the configuration of another, starting from that one's current snapshot.
 
         Args:
-            source: the name of that one. What its running session changed since is not in the fork; see
-                :meth:`Sandbox.fork`.
-            name: of the new one; generated when not given.
-            destroy: whether leaving ``async with`` destroys the new one, or only stops it.
-            changes: what replaces what would be inherited; see :class:`~sandkeep.Configuration`.
+            source: name of the sandbox to fork. Changes that its running session made since the snapshot are
+                not in the fork, whose ``left_out`` then names that session; see :meth:`Sandbox.fork`.
+            name: name of the new sandbox; generated by default.
+            live: start from the running session's present files, by a checkpoint.
+            destroy: whether leaving ``async with`` destroys the new sandbox, or only stops it.
+            changes: options that replace inherited ones; see :class:`~sandkeep.Configuration`.
 
         Returns:
             The new sandbox; as for :meth:`create_sandbox`.
 
         Raises:
-            NotFound: there is no such source.
-            NameTaken: there is one of that name.
+            NotFound: the source does not exist.
+            NameTaken: a sandbox of that name exists.
         """
         body = bodies.configuration(name=name, **changes)
-        return start_fork(self._transport, source, body, destroy=destroy)
+        return start_fork(self._transport, source, body, live=live, destroy=destroy)
 
     def query_sandboxes(self, query: SandboxQuery | None = None) -> Listing[SandboxInfo]:
-        """Sandboxes of the project, newest first unless the query says otherwise."""
+        """List sandboxes of the project, newest first unless the query says otherwise."""
         parameters = (query or SandboxQueryByCreated()).parameters()
 
         async def fetch(cursor: str | None) -> Page[SandboxInfo]:
-            answer = await self._transport.request(
+            response = await self._transport.request(
                 "GET", "/v2/sandboxes", query=with_cursor(parameters, cursor)
             )
-            shown = read(SandboxPage, answer)
+            shown = decode(SandboxPage, response)
             return Page(tuple(SandboxInfo.of(sandbox) for sandbox in shown.sandboxes), shown.pagination.next)
 
         return Listing(fetch)
@@ -239,94 +288,111 @@ class Client:
     # --- sessions and snapshots --------------------------------------------------------------------------
 
     def query_sessions(self, query: SessionQuery | None = None) -> Listing[Session]:
-        """Sessions of the project, newest first unless the query says otherwise."""
+        """List sessions of the project, newest first unless the query says otherwise."""
         return Listing(fetch_sessions(self._transport, query or SessionQuery()))
 
     async def get_session(self, session_id: str) -> Session:
-        """A session, running or over.
+        """Return a session, running or ended.
 
         Raises:
-            NotFound: there is none.
+            NotFound: it does not exist.
         """
         path = f"/v2/sandboxes/sessions/{segment(session_id, 'session_id')}"
-        return Session.of(read(SessionShown, await self._transport.request("GET", path)).session)
+        return Session.of(decode(SessionShown, await self._transport.request("GET", path)).session)
 
     def query_snapshots(self, query: SnapshotQuery | None = None) -> Listing[Snapshot]:
-        """Snapshots of the project, newest first unless the query says otherwise."""
+        """List snapshots of the project, newest first unless the query says otherwise."""
         return Listing(fetch_snapshots(self._transport, query or SnapshotQuery()))
 
     async def get_snapshot(self, snapshot_id: str) -> Snapshot:
-        """A snapshot, or what is remembered of a deleted one.
+        """Return a snapshot, or the record of a deleted one.
 
         Raises:
-            NotFound: there never was one.
+            NotFound: it never existed.
         """
         path = f"/v2/sandboxes/snapshots/{segment(snapshot_id, 'snapshot_id')}"
-        return Snapshot.of(read(SnapshotShown, await self._transport.request("GET", path)).snapshot)
+        return Snapshot.of(decode(SnapshotShown, await self._transport.request("GET", path)).snapshot)
 
     async def delete_snapshot(self, snapshot_id: str) -> Snapshot:
-        """Delete a snapshot, also one that a sandbox would start from. Returns what is remembered of it.
+        """Delete a snapshot, even one that a sandbox would start from. Returns its record.
 
         Raises:
-            NotFound: there never was one.
+            NotFound: it never existed.
         """
         path = f"/v2/sandboxes/snapshots/{segment(snapshot_id, 'snapshot_id')}"
-        answer = await self._transport.request("DELETE", path, replay=True)
-        return Snapshot.of(read(SnapshotShown, answer).snapshot)
+        response = await self._transport.request("DELETE", path, replay=True)
+        return Snapshot.of(decode(SnapshotShown, response).snapshot)
 
     # --- drives ------------------------------------------------------------------------------------------
 
     async def get_or_create_drive(self, name: str, *, max_size_bytes: int | None = None) -> Drive:
-        """The drive of that name, made when there is none.
+        """Return the drive of that name; create it if it does not exist.
 
         Args:
-            name: unique in the project.
-            max_size_bytes: of a new one.
+            name: unique in the project. max_size_bytes: capacity; an existing drive must have the same. A
+                session that writes more to it is stopped within seconds, and what it wrote is kept.
+
+        Raises:
+            ConfigurationDiffers: it exists with another ``max_size_bytes``.
         """
         body: dict[str, Any] = {"projectId": self._project()}
         if max_size_bytes is not None:
             body["maxSizeBytes"] = max_size_bytes
-        return await self._drive("POST", name, body=body)
+        drive = await self._drive("POST", name, body=body, replay=True)
+        if max_size_bytes not in (None, drive.max_size_bytes):
+            raise ConfigurationDiffers(
+                f"drive {name} holds up to {drive.max_size_bytes} bytes, not the requested {max_size_bytes}",
+                name=name,
+                field="max_size_bytes",
+                found=drive.max_size_bytes,
+                asked=max_size_bytes,
+            )
+        return drive
 
     async def get_drive(self, name_or_id: str) -> Drive:
-        """A drive.
+        """Return a drive.
 
         Raises:
-            NotFound: there is none.
+            NotFound: it does not exist.
         """
         return await self._drive("GET", name_or_id)
 
     async def fork_drive(self, source: str, name: str) -> Drive:
-        """A new drive that starts with the content another one has now.
+        """Create a drive with the content of another one.
+
+        The content is what ended sessions left on it. Writes of a running session are not in the fork,
+        because they may be incomplete.
 
         Raises:
-            NotFound: there is no such source.
-            NameTaken: there is a drive of that name.
+            NotFound: the source does not exist.
+            NameTaken: a drive of that name exists.
             DriveNotInitialized: nothing was ever written to the source.
         """
         return await self._drive("POST", source, "/fork", body={"name": name})
 
     async def delete_drive(self, name: str) -> Drive:
-        """Delete a drive and its content. Returns what it was.
+        """Delete a drive and its content. Returns its record.
 
         Raises:
-            NotFound: there is none.
-            DriveAttached: a session has it mounted.
+            NotFound: it does not exist.
+            DriveAttached: a session has it mounted, or a sandbox is configured to mount it as a snapshot and
+                could not be resumed without it.
         """
         return await self._drive("DELETE", name)
 
     def query_drives(self, query: DriveQuery | None = None) -> Listing[Drive]:
-        """Drives of the project, newest first unless the query says otherwise."""
+        """List drives of the project, newest first unless the query says otherwise."""
         return Listing(fetch_drives(self._transport, query or DriveQueryByCreated()))
 
     # --- events ------------------------------------------------------------------------------------------
 
     async def events(self, *, kind: str | None = None, follow: bool = False) -> AsyncGenerator[Event, None]:
-        """What happened in the project, and who had it done, oldest first.
+        """Yield events of the project and who caused them, oldest first.
 
         Args:
-            kind: only events whose kind begins so: ``sandbox.`` or ``secret.set``.
-            follow: go on as things happen, until you stop iterating; otherwise stop at what is there.
+            kind: only events whose kind starts with this: ``sandbox.`` or ``secret.set``.
+            follow: continue with new events until you stop iterating; otherwise stop at the last recorded
+                one.
         """
         found = events(self._transport, kind=kind, follow=follow)
         async with aclosing(found):
@@ -335,54 +401,94 @@ class Client:
 
     # --- how ---------------------------------------------------------------------------------------------
 
+    # --- damage ------------------------------------------------------------------------------------------
+
+    async def repair(
+        self, name: str | None = None, *, use_older: bool = False, drop: bool = False
+    ) -> Repaired:
+        """Find damage on the server's disk, repair what can be repaired, and report the rest.
+
+        Args:
+            name: one sandbox; by default all of the project.
+            use_older: let damaged sandboxes continue from their newest intact snapshot.
+            drop: delete snapshots that cannot be read and that no sandbox starts from.
+
+        Raises:
+            NotFound: the sandbox does not exist.
+        """
+        body: dict[str, Any] = {"useOlder": use_older, "drop": drop}
+        if name is not None:
+            body["name"] = name
+        response = await self._transport.request("POST", "/v1/repair", json=body, replay=True)
+        return Repaired.of(decode(RepairShown, response))
+
     def _project(self) -> str:
         return self._transport.target.project or ""
 
     async def _create(self, body: dict[str, Any], *, destroy: bool, on_resume: Hook | None) -> Sandbox:
-        answer = await self._transport.request(
-            "POST", "/v3/sandboxes", json={**body, "projectId": self._project()}, timeout=BOOT_SECONDS
+        response = await self._transport.start(
+            "POST",
+            "/v3/sandboxes",
+            json={**body, "paths": Paths.SANDKEEP, "projectId": self._project()},
+            key=new_key(),
         )
-        box = Sandbox(self._transport, read(SandboxStarted, answer), on_resume=on_resume)
+        box = Sandbox(self._transport, decode(SandboxStarted, response), on_resume=on_resume)
         box._destroy_on_exit = destroy
         return box
 
-    async def _get(self, name: str, *, resume: bool, on_resume: Hook | None) -> Sandbox:
+    async def _get(
+        self, name: str, *, resume: bool, on_resume: Hook | None, asked: dict[str, Any] | None = None
+    ) -> Sandbox:
         if name in RESERVED_NAMES:
-            # At their place in the API is something else.
+            # These names are other routes of the API.
             raise NotFound(f"no sandbox named {name}", kind="sandbox", name=name)
-        answer = await self._transport.request(
-            "GET",
-            f"/v2/sandboxes/{segment(name)}",
-            query={"resume": "true" if resume else "false"},
-            timeout=BOOT_SECONDS if resume else None,
-        )
-        started = read(SandboxStarted, answer)
+        if asked is not None and asked.keys() - {"name"}:
+            response = await self._transport.start(
+                "POST",
+                f"/v1/sandboxes/{segment(name)}/resume",
+                json={**asked, "projectId": self._project()},
+                replay=True,
+            )
+        else:
+            ask = self._transport.start if resume else self._transport.request
+            query = {"resume": "true" if resume else "false"}
+            response = await ask("GET", f"/v2/sandboxes/{segment(name)}", query=query)
+        started = decode(SandboxStarted, response)
         box = Sandbox(self._transport, started, on_resume=on_resume)
         if started.resumed and on_resume is not None:
-            await on_resume(box)
+            await self._call(on_resume, box)
         return box
 
     async def _get_or_create(
-        self, name: str, body: dict[str, Any], on_create: Hook | None, on_resume: Hook | None
+        self, name: str | None, body: dict[str, Any], on_create: Hook | None, on_resume: Hook | None
     ) -> Sandbox:
         attempt = 0
         while True:
             attempt += 1
-            try:
-                return await self._get(name, resume=True, on_resume=on_resume)
-            except SnapshotGone:
-                await self._forget(name)
-            except NotFound:
-                pass
+            if name is not None:
+                try:
+                    return await self._get(name, resume=True, on_resume=on_resume, asked=body)
+                except SnapshotGone:
+                    await self._forget(name)
+                except NotFound:
+                    pass
             try:
                 box = await self._create(body, destroy=False, on_resume=on_resume)
             except NameTaken:
                 if attempt == _ATTEMPTS:
                     raise
-                continue  # somebody else was faster
+                continue  # another client created it first
             if on_create is not None:
-                await on_create(box)
+                await self._call(on_create, box)
             return box
+
+    async def _call(self, hook: Hook, box: Sandbox) -> None:
+        """Call a hook; if it fails, end the session that was started, because the caller gets no handle."""
+        try:
+            await hook(box)
+        except BaseException as error:
+            await box.__aexit__(type(error), error, error.__traceback__)
+            raise
 
     async def _forget(self, name: str) -> None:
         try:
@@ -391,7 +497,14 @@ class Client:
             pass
 
     async def _drive(
-        self, method: str, name: str, below: str = "", *, body: dict[str, Any] | None = None
+        self,
+        method: str,
+        name: str,
+        below: str = "",
+        *,
+        body: dict[str, Any] | None = None,
+        replay: bool = False,
     ) -> Drive:
         path = f"/v2/sandboxes/drives/{segment(name)}{below}"
-        return Drive.of(read(DriveShown, await self._transport.request(method, path, json=body)).drive)
+        response = await self._transport.request(method, path, json=body, replay=replay)
+        return Drive.of(decode(DriveShown, response).drive)

@@ -1,4 +1,4 @@
-"""What happened, read from the server's events: what is there, or as it happens."""
+"""Events of the server: those recorded, and new ones as they happen."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import aclosing
 from sandkeep.errors import StreamClosed, TransportError
 from sandkeep.sdk import retry
 from sandkeep.sdk._async.listing import with_cursor
-from sandkeep.sdk._async.transport import QUIET_SECONDS, Transport, read, records
-from sandkeep.sdk.concurrent import sleep
-from sandkeep.wire.additions import EventObject, EventPage, EventRecord
+from sandkeep.sdk._async.transport import QUIET_SECONDS, Transport, decode, records
+from sandkeep.sdk._compat_async import sleep
+from sandkeep.wire.v1 import EventObject, EventPage, EventRecord
 
 _PAGE = "100"
 
@@ -18,7 +18,7 @@ _PAGE = "100"
 async def events(
     transport: Transport, *, sandbox: str | None = None, kind: str | None = None, follow: bool = False
 ) -> AsyncGenerator[EventObject, None]:
-    """Those of a project or one sandbox whose kind begins so, oldest first."""
+    """Yield events of a project or one sandbox whose kind starts with ``kind``, oldest first."""
     query = {"sortOrder": "asc", "limit": _PAGE}
     if sandbox is not None:
         query["name"] = sandbox
@@ -30,11 +30,11 @@ async def events(
 
 
 async def _recorded(transport: Transport, query: dict[str, str]) -> AsyncGenerator[EventObject, None]:
-    """What is there, oldest first."""
+    """Yield the recorded events, oldest first."""
     cursor: str | None = None
     while True:
-        answer = await transport.request("GET", "/v1/events", query=with_cursor(query, cursor))
-        page = read(EventPage, answer)
+        response = await transport.request("GET", "/v1/events", query=with_cursor(query, cursor))
+        page = decode(EventPage, response)
         for event in page.events:
             yield event
         cursor = page.pagination.next
@@ -43,22 +43,19 @@ async def _recorded(transport: Transport, query: dict[str, str]) -> AsyncGenerat
 
 
 async def _followed(transport: Transport, query: dict[str, str]) -> AsyncGenerator[EventObject, None]:
-    """What is there and then what happens; a connection lost on the way is made again and misses nothing."""
+    """Yield recorded and then new events; reconnects if the connection is lost, and misses nothing."""
     cursor: str | None = None
-    attempt = 0
+    again = retry.Reconnecting()
     while True:
         try:
             async with aclosing(_records(transport, query, cursor)) as found:
                 async for record in found:
-                    attempt = 0
+                    again.heard()
                     cursor = record.cursor
                     yield record.event
-            raise StreamClosed("the stream of events ended")
-        except TransportError:
-            attempt += 1
-            if attempt > 2 * retry.ATTEMPTS:
-                raise
-            await sleep(retry.backoff(attempt))
+            raise StreamClosed("the server ended the stream of events")
+        except TransportError as error:
+            await sleep(again.after(error))
 
 
 async def _records(
@@ -66,8 +63,8 @@ async def _records(
 ) -> AsyncGenerator[EventRecord, None]:
     query = with_cursor({**query, "follow": "true"}, cursor)
     async with (
-        transport.stream("GET", "/v1/events", query=query, timeout=QUIET_SECONDS) as answer,
-        aclosing(records(EventRecord, answer)) as lines,
+        transport.stream("GET", "/v1/events", query=query, timeout=QUIET_SECONDS) as response,
+        aclosing(records(EventRecord, response)) as lines,
     ):
         async for record in lines:
             yield record

@@ -1,13 +1,14 @@
-"""How each kind of list is fetched, a page at a time."""
+"""Fetching lists, a page at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
 from sandkeep.sdk._async.paging import Page
-from sandkeep.sdk._async.transport import Transport, read
+from sandkeep.sdk._async.transport import Transport, decode
 from sandkeep.sdk.queries import DriveQuery, SessionQuery, SnapshotQuery
-from sandkeep.sdk.values import Drive, Session, Snapshot, SnapshotNode
+from sandkeep.sdk.sandboxes import Session
+from sandkeep.sdk.values import Drive, Snapshot, SnapshotNode
 from sandkeep.wire.responses import DrivePage, SessionPage, SnapshotPage, SnapshotTree
 
 _TREE_PAGE = 10
@@ -20,14 +21,14 @@ def with_cursor(parameters: dict[str, str], cursor: str | None) -> dict[str, str
 def fetch_sessions(
     transport: Transport, query: SessionQuery, *, sandbox: str | None = None
 ) -> Callable[[str | None], Awaitable[Page[Session]]]:
-    """Sessions that match a query, of one sandbox if given."""
+    """Return a function that fetches pages of sessions, of one sandbox if given."""
     parameters = {**query.parameters(), **({} if sandbox is None else {"name": sandbox})}
 
     async def fetch(cursor: str | None) -> Page[Session]:
-        answer = await transport.request(
+        response = await transport.request(
             "GET", "/v2/sandboxes/sessions", query=with_cursor(parameters, cursor)
         )
-        shown = read(SessionPage, answer)
+        shown = decode(SessionPage, response)
         return Page(tuple(Session.of(session) for session in shown.sessions), shown.pagination.next)
 
     return fetch
@@ -36,34 +37,34 @@ def fetch_sessions(
 def fetch_snapshots(
     transport: Transport, query: SnapshotQuery, *, sandbox: str | None = None
 ) -> Callable[[str | None], Awaitable[Page[Snapshot]]]:
-    """Snapshots that match a query, of one sandbox if given."""
+    """Return a function that fetches pages of snapshots, of one sandbox if given."""
     parameters = {**query.parameters(), **({} if sandbox is None else {"name": sandbox})}
 
     async def fetch(cursor: str | None) -> Page[Snapshot]:
-        answer = await transport.request(
+        response = await transport.request(
             "GET", "/v2/sandboxes/snapshots", query=with_cursor(parameters, cursor)
         )
-        shown = read(SnapshotPage, answer)
+        shown = decode(SnapshotPage, response)
         return Page(tuple(Snapshot.of(snapshot) for snapshot in shown.snapshots), shown.pagination.next)
 
     return fetch
 
 
 def fetch_drives(transport: Transport, query: DriveQuery) -> Callable[[str | None], Awaitable[Page[Drive]]]:
-    """Drives that match a query."""
+    """Return a function that fetches pages of drives."""
 
     async def fetch(cursor: str | None) -> Page[Drive]:
-        answer = await transport.request(
+        response = await transport.request(
             "GET", "/v2/sandboxes/drives", query=with_cursor(query.parameters(), cursor)
         )
-        shown = read(DrivePage, answer)
+        shown = decode(DrivePage, response)
         return Page(tuple(Drive.of(drive) for drive in shown.drives), shown.pagination.next)
 
     return fetch
 
 
 async def snapshot_tree(transport: Transport, anchor: str, *, descendants: bool) -> list[SnapshotNode]:
-    """The line of a snapshot, itself first."""
+    """Return a snapshot and its ancestors or descendants, itself first."""
     found: list[SnapshotNode] = []
     at: str | None = anchor
     while at is not None:
@@ -72,7 +73,7 @@ async def snapshot_tree(transport: Transport, anchor: str, *, descendants: bool)
             "limit": str(_TREE_PAGE),
             "sortOrder": "asc" if descendants else "desc",
         }
-        shown = read(
+        shown = decode(
             SnapshotTree, await transport.request("GET", "/v2/sandboxes/snapshots/tree", query=query)
         )
         if not found:

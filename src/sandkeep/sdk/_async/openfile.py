@@ -1,72 +1,95 @@
-"""Files opened in a sandbox: content streamed in pieces, nothing held whole."""
+"""Files opened in a sandbox: content is streamed in chunks and never held as a whole."""
 
 from __future__ import annotations
 
-import codecs
+import os
 import posixpath
-import secrets
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sandkeep.errors import PathExists, PathNotFound
-from sandkeep.sdk._async.filerequests import check_data
-from sandkeep.sdk._async.plain import Answer
-from sandkeep.sdk._async.transport import Transport
-from sandkeep.sdk.concurrent import shielded, sleep
-from sandkeep.types import expect
+from sandkeep.checks import expect, refuse
+from sandkeep.errors import PathExists, PathNotFound, RequestTimeout, TransportError
+from sandkeep.sdk import retry
+from sandkeep.sdk._async.filerequests import TRANSFER_SECONDS, check_data, own
+from sandkeep.sdk._async.linereader import ByteLines, TextLines
+from sandkeep.sdk._async.unix_http import Response
+from sandkeep.sdk._compat_async import shielded, sleep
+from sandkeep.wire.v1 import FileObject
 
 if TYPE_CHECKING:
     from sandkeep.sdk._async.files import Files
 
-PIECE = 4 << 20
-"""Bytes gathered before they are sent."""
-_SECONDS = 300.0
+CHUNK_BYTES = 4 << 20
+"""Bytes collected before they are sent."""
 
 
-class BinaryReader:
-    """A file of a sandbox open for reading, from its beginning."""
+class BinaryReader(ByteLines):
+    """A file of a sandbox open for reading, from its beginning or where :meth:`seek` puts it."""
 
-    def __init__(self, transport: Transport, session: str, query: dict[str, str]) -> None:
-        self._transport = transport
-        self._path = f"/v1/sessions/{session}/fs/content"
-        self._query = query
+    def __init__(self, files: Files, session: str, path: str, opened_as: FileObject) -> None:
+        super().__init__()
+        self._files = files
+        self._session = session
+        self._path = path
+        self._opened_as = opened_as
         self._held = AsyncExitStack()
-        self._answer: Answer | None = None
-        self._buffer = bytearray()
+        self._response: Response | None = None
+        self._arrived = 0
+        self._again = retry.Reconnecting()
         self._ended = False
+        self._closed = False
 
     async def read(self, size: int = -1) -> bytes:
-        """Exactly ``size`` bytes, less only at the end; everything that is left when it is negative."""
+        """Return exactly ``size`` bytes, fewer only at the end; the rest if ``size`` is negative."""
         while (size < 0 or len(self._buffer) < size) and await self._more():
             pass
         return self._take(len(self._buffer) if size < 0 else size)
 
-    async def readline(self) -> bytes:
-        """A line with its line feed; at the end, what is left, then nothing."""
-        start = 0
-        while True:
-            at = self._buffer.find(b"\n", start)
-            if at >= 0:
-                return self._take(at + 1)
-            start = len(self._buffer)
-            if not await self._more():
-                return self._take(len(self._buffer))
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Line by line."""
-        while line := await self.readline():
-            yield line
-
     async def chunks(self) -> AsyncIterator[bytes]:
-        """What is left, in pieces as they come."""
+        """Yield the rest of the file in chunks."""
         while self._buffer or await self._more():
             yield self._take(len(self._buffer))
 
+    def tell(self) -> int:
+        """Return the offset of the next byte that :meth:`read` returns."""
+        return self._arrived - len(self._buffer)
+
+    async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Continue reading at another offset; return it, counted from the beginning of the file.
+
+        Args:
+            offset: number of bytes from where ``whence`` says; can be negative unless that is the beginning.
+            whence: ``os.SEEK_SET`` (the beginning), ``os.SEEK_CUR`` (the next byte to be read) or
+                ``os.SEEK_END`` (the end that the file had when it was opened).
+
+        Raises:
+            InvalidRequest: the offset would be before the beginning of the file.
+        """
+        if self._closed:
+            raise ValueError(f"{self._path} is closed")
+        expect("offset", offset, int, "a number")
+        starts = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: self._opened_as.size}
+        if whence not in starts:
+            refuse("whence", f"must be os.SEEK_SET, os.SEEK_CUR or os.SEEK_END, not {whence!r}")
+        target = starts[whence] + offset
+        if target < 0:
+            refuse("offset", f"{target} is before the beginning of the file")
+        ahead = target - self.tell()
+        if 0 <= ahead <= len(self._buffer):
+            del self._buffer[:ahead]
+        else:
+            held, self._held, self._response = self._held, AsyncExitStack(), None
+            self._buffer = bytearray()
+            self._arrived = target
+            self._ended = False
+            await held.aclose()
+        return target
+
     async def aclose(self) -> None:
-        """Stop reading and give the connection back. Can be repeated."""
-        self._ended = True
+        """Stop reading and release the connection. Can be repeated."""
+        self._closed = self._ended = True
         await self._held.aclose()
 
     async def __aenter__(self) -> BinaryReader:
@@ -77,29 +100,47 @@ class BinaryReader:
     ) -> None:
         await self.aclose()
 
-    def _take(self, size: int) -> bytes:
-        taken = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return taken
-
     async def _more(self) -> bool:
-        if self._ended:
-            return False
-        if self._answer is None:
-            stream = self._transport.stream("GET", self._path, query=self._query, timeout=_SECONDS)
-            self._answer = await self._held.enter_async_context(stream)
-        async for piece in self._answer.pieces:
-            self._buffer += piece
-            return True
-        await self.aclose()
+        while not self._ended:
+            try:
+                if self._response is None:
+                    self._response = await self._held.enter_async_context(self._opened())
+                async for chunk in self._response.chunks:
+                    self._again.heard()
+                    self._arrived += len(chunk)
+                    self._buffer += chunk
+                    return True
+                self._ended = True
+                await self._held.aclose()
+            except RequestTimeout:
+                raise
+            except TransportError as error:
+                await self._lost(error)
         return False
+
+    def _opened(self) -> AbstractAsyncContextManager[Response]:
+        query = {**self._files._query(self._path), "offset": str(self._arrived)}
+        where = own(self._session, "content")
+        return self._files._transport.stream("GET", where, query=query, timeout=TRANSFER_SECONDS)
+
+    async def _lost(self, error: TransportError) -> None:
+        """Reconnect and continue after the bytes that have arrived, unless the file has changed."""
+        held, self._held, self._response = self._held, AsyncExitStack(), None
+        await held.aclose()
+        await sleep(self._again.after(error))
+        _, now = await self._files._reading(self._path)
+        if (now.size, now.mtime_ns) != (self._opened_as.size, self._opened_as.mtime_ns):
+            raise TransportError(
+                f"the connection was lost while {self._path} was read, and the file has changed since",
+                hint="read it again from the beginning",
+            ) from error
 
 
 class BinaryWriter:
     """A file of a sandbox open for writing.
 
-    Small ones are sent when they are closed, in one request. Larger ones grow in a draft beside the file,
-    which takes its place at the end.
+    Small files are sent in one request when they are closed. Larger ones grow in a draft beside the file,
+    which replaces it at the end.
     """
 
     def __init__(self, files: Files, path: str, *, append: bool, exclusive: bool) -> None:
@@ -108,29 +149,32 @@ class BinaryWriter:
         self._append = append
         self._exclusive = exclusive
         self._draft: str | None = None
+        self._sent = 0
+        """Bytes in the draft."""
         self._buffer = bytearray()
         self._closed = False
         self.bytes_written: int = 0
         """Bytes given to :meth:`write` so far."""
 
-    async def prepare(self) -> None:
-        """Refuse early what would fail at the end."""
+    async def _prepare(self) -> None:
+        """Refuse now what would fail at the end."""
         if self._exclusive and await self._files.exists(self._path):
-            raise PathExists(f"write {self._path}: it exists", path=self._path, operation="write")
+            message = f"write {self._path}: the path exists already"
+            raise PathExists(message, path=self._path, operation="write")
 
     async def write(self, data: bytes) -> int:
-        """Add bytes; returns how many."""
+        """Add bytes; return how many."""
         if self._closed:
-            raise ValueError("the file is closed")
+            raise ValueError(f"{self._path} is closed")
         check_data(data)
         self._buffer += data
         self.bytes_written += len(data)
-        if len(self._buffer) >= PIECE:
+        if len(self._buffer) >= CHUNK_BYTES:
             await self._flush()
         return len(data)
 
     async def aclose(self) -> None:
-        """Send the rest and let the file appear. Can be repeated."""
+        """Send the rest and replace the file. Can be repeated."""
         if self._closed:
             return
         self._closed = True
@@ -143,13 +187,20 @@ class BinaryWriter:
             else:
                 await self._flush()
                 await self._keep_mode(self._draft)
-                await self._files._do("rename", self._draft, target=self._path, replace=not self._exclusive)
+                await self._files._do(
+                    "rename",
+                    self._draft,
+                    target=self._path,
+                    replace=not self._exclusive,
+                    # The draft existed: if it is gone, an earlier attempt has renamed it.
+                    done=PathNotFound,
+                )
         except BaseException:
             await self._remove_draft()
             raise
 
     async def discard(self) -> None:
-        """Give up: what was there before stays as it was."""
+        """Abandon the write: the file stays as it was before."""
         if not self._closed:
             self._closed = True
             await self._remove_draft()
@@ -174,9 +225,30 @@ class BinaryWriter:
             return
         if self._draft is None:
             directory, name = posixpath.split(self._path)
-            self._draft = posixpath.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.part")
+            self._draft = posixpath.join(directory, f".{name[:200]}.{os.urandom(8).hex()}.part")
         if data:
-            await self._files._put(self._draft, data, append=True)
+            await self._add(self._draft, data)
+
+    async def _add(self, draft: str, data: bytes) -> None:
+        """Append to the draft. Only this writer does, so its size says how much of a lost request arrived."""
+        again = retry.Reconnecting()
+        rest = data
+        while rest:
+            try:
+                await self._files._put(draft, rest, append=True)
+                break
+            except RequestTimeout:
+                raise
+            except TransportError as error:
+                await sleep(again.after(error))
+                rest = data[await self._size(draft) - self._sent :]
+        self._sent += len(data)
+
+    async def _size(self, draft: str) -> int:
+        try:
+            return (await self._files.stat(draft)).size
+        except PathNotFound:
+            return 0
 
     async def _keep_mode(self, draft: str) -> None:
         try:
@@ -191,7 +263,7 @@ class BinaryWriter:
             return
 
         async def remove() -> None:
-            # A piece that was on its way when we were interrupted may arrive after the first removal.
+            # A chunk in flight when the caller was interrupted may arrive after the first removal.
             for pause in (0.0, 0.05, 0.3):
                 await sleep(pause)
                 await self._files.remove(draft, missing_ok=True)
@@ -199,38 +271,23 @@ class BinaryWriter:
         await shielded(remove, 10.0)
 
 
-class TextFileReader:
+class TextFileReader(TextLines):
     """A text file of a sandbox open for reading."""
 
     def __init__(self, reader: BinaryReader, encoding: str) -> None:
+        super().__init__(reader, encoding, "strict")
         self._reader = reader
-        self._decoder = codecs.getincrementaldecoder(encoding)("strict")
-        self._buffer = ""
 
     async def read(self, size: int = -1) -> str:
-        """Exactly ``size`` characters, less only at the end; everything that is left when it is negative."""
+        """Return exactly ``size`` characters, fewer only at the end; the rest if ``size`` is negative."""
         while (size < 0 or len(self._buffer) < size) and await self._more():
             pass
         size = len(self._buffer) if size < 0 else size
         text, self._buffer = self._buffer[:size], self._buffer[size:]
         return text
 
-    async def readline(self) -> str:
-        """A line with its line feed; at the end, what is left, then nothing."""
-        while "\n" not in self._buffer:
-            if not await self._more():
-                text, self._buffer = self._buffer, ""
-                return text
-        line, feed, self._buffer = self._buffer.partition("\n")
-        return line + feed
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        """Line by line."""
-        while line := await self.readline():
-            yield line
-
     async def aclose(self) -> None:
-        """Stop reading and give the connection back. Can be repeated."""
+        """Stop reading and release the connection. Can be repeated."""
         await self._reader.aclose()
 
     async def __aenter__(self) -> TextFileReader:
@@ -241,11 +298,6 @@ class TextFileReader:
     ) -> None:
         await self.aclose()
 
-    async def _more(self) -> bool:
-        data = await self._reader.read(1 << 16)
-        self._buffer += self._decoder.decode(data, not data)
-        return bool(data)
-
 
 class TextFileWriter:
     """A text file of a sandbox open for writing."""
@@ -255,17 +307,17 @@ class TextFileWriter:
         self._encoding = encoding
 
     async def write(self, text: str) -> int:
-        """Add text; returns how many characters."""
+        """Add text; return the number of characters."""
         expect("text", text, str, "text")
         await self._writer.write(text.encode(self._encoding))
         return len(text)
 
     async def aclose(self) -> None:
-        """Send the rest and let the file appear. Can be repeated."""
+        """Send the rest and replace the file. Can be repeated."""
         await self._writer.aclose()
 
     async def discard(self) -> None:
-        """Give up: what was there before stays as it was."""
+        """Abandon the write: the file stays as it was before."""
         await self._writer.discard()
 
     async def __aenter__(self) -> TextFileWriter:

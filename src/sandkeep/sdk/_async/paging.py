@@ -1,17 +1,18 @@
-"""Lists that come in pages: item by item, or page by page with cursors."""
+"""Paged lists: item by item, or page by page with cursors."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from sandkeep.dataclass import dataclass
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """Some items of a list, and where it goes on."""
+    """Some items of a list, and the cursor of the next page."""
 
     items: tuple[T, ...]
     next: str | None
@@ -19,27 +20,27 @@ class Page(Generic[T]):
 
 
 class Listing(Generic[T]):
-    """A list that is fetched as it is read. ``async for`` gives every item, :meth:`pages` every page.
+    """A list that is fetched while it is read. ``async for`` yields every item, :meth:`pages` every page.
 
-    Each iteration starts from the beginning. Items added or removed meanwhile neither repeat nor hide others.
+    Each iteration starts from the beginning. Items added or removed during it do not repeat or hide others.
     """
 
     def __init__(self, fetch: Callable[[str | None], Awaitable[Page[T]]]) -> None:
         self._fetch = fetch
 
     async def page(self, cursor: str | None = None) -> Page[T]:
-        """One page: the first, or the one a cursor leads to.
+        """Fetch one page: the first, or the one at a cursor.
 
         Args:
             cursor: the ``next`` of an earlier page, from this process or another.
 
         Raises:
-            InvalidRequest: the cursor is not one of this list's.
+            InvalidRequest: the cursor does not belong to this list.
         """
         return await self._fetch(cursor)
 
     async def pages(self, cursor: str | None = None) -> AsyncIterator[Page[T]]:
-        """Every page, from the first or from a cursor on."""
+        """Yield every page, starting at the first or at a cursor."""
         while True:
             page = await self._fetch(cursor)
             yield page
@@ -58,5 +59,5 @@ class Listing(Generic[T]):
                 return
 
     async def all(self) -> list[T]:
-        """Every item, in a list."""
+        """Return every item in a list."""
         return [item async for item in self]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import signal as signals
 import time
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
+from typing import Any, NoReturn
 
 from sandkeep.errors import (
     NotFound,
+    OutputDamaged,
     ProcessTimeout,
     RequestTimeout,
     SessionStopped,
@@ -19,38 +22,42 @@ from sandkeep.errors import (
     TransportError,
 )
 from sandkeep.sdk import bodies, retry
-from sandkeep.sdk._async.processlog import log_of, stream_of, write_to
+from sandkeep.sdk._async.processlog import log_of, refuse_gap, stream_of, write_to
 from sandkeep.sdk._async.streams import ByteReader, StdinWriter
-from sandkeep.sdk._async.transport import Transport, read
+from sandkeep.sdk._async.transport import Transport, decode
+from sandkeep.sdk._compat_async import shielded, sleep
 from sandkeep.sdk.bodies import Duration
-from sandkeep.sdk.concurrent import shielded, sleep
 from sandkeep.sdk.output import OutputItem, OutputRecord
+from sandkeep.sdk.references import ProcessReference
+from sandkeep.sdk.sinks import Outlets
 from sandkeep.sdk.values import TAIL, CompletedProcess, OutputChunk, OutputGap, ProcessInfo, failed
-from sandkeep.types import OutputStream, ProcessStatus, duration
+from sandkeep.states import EndReason, OutputStream, ProcessStatus
 from sandkeep.wire.objects import CommandObject
 from sandkeep.wire.responses import CommandShown
 
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+"""Seconds between polls for output if the caller has a time limit."""
 LOOK_SECONDS = 8.0
-"""How long one request waits for a process to end, before the next one does."""
+"""How long one request waits for the end of a process, before the next one does."""
 
 
 class Process:
-    """A process in a sandbox, running or over.
+    """A process in a sandbox, running or ended.
 
-    It belongs to one session and is never resumed with another. The handle holds no connection: dropping it
-    changes nothing, and :meth:`Sandbox.get_process` makes another one anywhere. ``async with`` closes the
+    It belongs to one session and does not continue in another. The handle holds no connection: dropping it
+    changes nothing, and :meth:`Sandbox.get_process` returns another one anywhere. ``async with`` closes the
     streams on exit; the process goes on.
 
     Attributes:
-        stdin: where to write, if it was started with ``stdin=True``; ``None`` otherwise.
-        stdout: what it prints, as bytes, from the beginning.
-        stderr: the same for standard error.
+        stdin: its standard input, if it was started with ``stdin=True``; ``None`` otherwise.
+        stdout: its standard output as bytes, from the beginning.
+        stderr: its standard error as bytes, from the beginning.
     """
 
     def __init__(self, transport: Transport, shown: CommandObject, *, stdin: bool) -> None:
         self._transport = transport
         self._info = ProcessInfo.of(shown)
-        # They know the process and not this handle: when that is dropped, so are they, and their connections.
+        # The streams hold the id, not this handle, so dropping the handle closes them and their connections.
         log = partial(stream_of, transport, self.session_id, self.id)
         self.stdin: StdinWriter | None = (
             StdinWriter(partial(write_to, transport, self._path())) if stdin else None
@@ -65,12 +72,12 @@ class Process:
 
     @property
     def id(self) -> str:
-        """Names it for good; give it to :meth:`Sandbox.get_process`."""
+        """Permanent id; pass it to :meth:`Sandbox.get_process`."""
         return self._info.id
 
     @property
     def session_id(self) -> str:
-        """The session it runs or ran in."""
+        """Session that it runs or ran in."""
         return self._info.session_id
 
     @property
@@ -85,95 +92,108 @@ class Process:
 
     @property
     def cwd(self) -> str:
-        """The directory it was started in."""
+        """Directory that it was started in."""
         return self._info.cwd
 
     @property
     def status(self) -> ProcessStatus:
-        """As last seen; :meth:`poll` and :meth:`wait` look again."""
+        """Status when last polled; :meth:`poll` and :meth:`wait` update it."""
         return self._info.status
 
     @property
     def returncode(self) -> int | None:
-        """As last seen: ``None`` while it runs, 128 + n when signal n ended it."""
+        """Exit code when last polled: ``None`` while it runs, 128 + n if signal n ended it."""
         return self._info.returncode
 
     @property
     def started_at(self) -> datetime:
-        """When it was started."""
+        """Start time."""
         return self._info.started_at
 
     @property
+    def finished_at(self) -> datetime | None:
+        """End time; ``None`` while it runs."""
+        return self._info.finished_at
+
+    @property
     def duration(self) -> timedelta | None:
-        """How long it ran; ``None`` while it does."""
+        """Run time; ``None`` while it runs."""
         return self._info.duration
 
     @property
-    def reason(self) -> str | None:
-        """Why it is failed, killed or lost."""
+    def reason(self) -> EndReason | None:
+        """How it ended, when last polled: ``None`` while it runs."""
         return self._info.reason
+
+    @property
+    def explanation(self) -> str | None:
+        """Why the status is failed, killed or lost, in words, if known."""
+        return self._info.explanation
 
     # --- waiting -----------------------------------------------------------------------------------------
 
     async def refresh(self) -> ProcessInfo:
-        """Ask the server what is known now, after the end of the session too."""
+        """Get the process's record from the server; works after the end of the session too."""
         return await self._look({})
 
     async def poll(self) -> int | None:
-        """The return code if it has ended, ``None`` if not. Asks the server."""
+        """Return the exit code, or ``None`` while the process runs. Asks the server."""
         if self.returncode is None:
             await self.refresh()
         return self.returncode
 
     async def wait(self, timeout: Duration | None = None) -> int:
-        """Wait until it has ended.
+        """Wait until the process has ended.
 
         Args:
-            timeout: how long at most. The process goes on when the time is over.
+            timeout: longest time to wait. The process goes on after it.
 
         Returns:
-            The return code.
+            The exit code.
 
         Raises:
-            ProcessTimeout: it had not ended by then.
+            ProcessTimeout: it did not end in time.
         """
         limit = _seconds(timeout)
         return await self._wait(limit, None if limit is None else time.monotonic() + limit)
 
     async def _wait(self, limit: float | None, until: float | None) -> int:
-        attempt = 0
+        again = retry.Reconnecting()
         while self.returncode is None:
             left = LOOK_SECONDS if until is None else min(LOOK_SECONDS, until - time.monotonic())
             if left <= 0:
                 raise self._late(limit)
             began = time.monotonic()
             try:
-                await self._look({"wait": "true"}, timeout=max(left, 0.001))
+                rest = None if until is None else until - began
+                await self._look({"wait": "true"}, timeout=max(left, 0.001), within=rest)
             except RequestTimeout:
                 continue  # it still runs
-            except TransportError:
-                # The server may be restarting; it will know what became of the process.
-                attempt = 1 if time.monotonic() - began > 1 else attempt + 1
-                if attempt > 2 * retry.ATTEMPTS:
-                    raise
-                await sleep(retry.backoff(attempt))
+            except TransportError as error:
+                # The server may be restarting; it will know how the process ended.
+                if until is not None and time.monotonic() + retry.LONGEST_DELAY > until:
+                    raise self._late(limit) from error
+                if time.monotonic() - began > 1:
+                    again.heard()  # the server accepted the request
+                await sleep(again.after(error))
         return self.returncode
 
     async def communicate(
         self, input: bytes | str | None = None, timeout: Duration | None = None
     ) -> tuple[bytes, bytes]:
-        """Send input, close it, wait for the end, and return everything it printed.
+        """Send input, close it, wait for the end, and return all output.
 
         Args:
-            input: what to write to its standard input first.
-            timeout: how long to wait at most.
+            input: what to write to its standard input.
+            timeout: longest time to wait.
 
         Returns:
             Standard output and standard error.
 
         Raises:
-            ProcessTimeout: it had not ended by then; what it printed so far is in ``stdout`` and ``stderr``.
-            StdinUnavailable: there is input and the process was started without ``stdin=True``.
+            ProcessTimeout: it did not end in time; ``stdout`` and ``stderr`` have the output so far.
+            OutputDamaged: a part of the output no longer exists: it was damaged, or more than the log keeps.
+            StdinUnavailable: there is input, but the process was started without ``stdin=True``.
         """
         limit = _seconds(timeout)
         until = None if limit is None else time.monotonic() + limit
@@ -186,68 +206,125 @@ class Process:
                 await self._feed(input, limit, until)
                 await self._wait(limit, until)
             except ProcessTimeout as error:
-                stdout, stderr = await self._collect(follow=False)
-                error.details.update(stdout=stdout, stderr=stderr)
+                try:
+                    stdout, stderr = await self._collect(follow=False)
+                    error.details.update(stdout=stdout, stderr=stderr)
+                except TransportError as lost:
+                    error.add_note(f"its output could not be read: {lost}")
                 raise
         found = await self._collect(follow=True)
         await self.wait()
         return found
 
-    async def complete(
+    async def _complete(
         self,
         input: bytes | str | None,
         *,
         timeout: Duration | None = None,
         live: AsyncIterator[OutputItem] | None = None,
         check: bool,
-        capture: bool,
+        outlets: Outlets,
+        grace: Duration | None = None,
     ) -> CompletedProcess:
-        """What ``run_process`` does after starting: see the process to its end, or kill it.
+        """Wait for the end of a process that ``run_process`` started, or kill it.
 
-        ``live`` is the rest of the answer that started it.
+        It is killed if the caller is cancelled, its time is over or its output cannot be written, but not if
+        the server is lost: then it goes on, and the error's ``process`` names it. ``live`` is the rest of the
+        response that started it.
         """
         try:
-            stdout: bytes | None = None
-            stderr: bytes | None = None
             if live is not None:
                 await self._feed(input)
-                found = await self._follow(live)
-                if capture:
-                    stdout, stderr = found
-            elif capture:
-                stdout, stderr = await self.communicate(input, timeout)
+                await self._follow(live, outlets)
             else:
                 limit = _seconds(timeout)
                 until = None if limit is None else time.monotonic() + limit
-                await self._feed(input, limit, until)
-                await self._wait(limit, until)
+                if outlets.wanted and outlets.collected:
+                    await self._gather(input, outlets, limit, until, grace)
+                else:
+                    await self._feed(input, limit, until)
+                    if outlets.wanted:
+                        await self._pour(outlets, limit, until)
+                    await self._wait(limit, until)
+            stdout, stderr = outlets.captured(OutputStream.STDOUT), outlets.captured(OutputStream.STDERR)
+        except TransportError as error:
+            if outlets.caused(error):
+                await self._abandon(error, grace)
+                raise
+            error.details |= {"process": self.id, "session": self.session_id}
+            error.add_note(f"process {self.id} still runs: get_process() returns a handle")
+            raise
         except BaseException as error:
-            await self.abandon(error)
+            await self._abandon(error, grace)
             raise
         assert self.returncode is not None
         if self.status is ProcessStatus.LOST:
             raise SessionStopped(
-                f"the session ended while {self.command} ran: {self.reason or 'stopped'}",
+                f"the session ended while {self.command} ran: {self.explanation or 'stopped'}",
                 session=self.session_id,
                 process=self.id,
+                reason=EndReason.LOST,
+                duration=self.duration,
                 stdout=stdout,
                 stderr=stderr,
+                omitted_bytes=outlets.omitted,
             )
         done = CompletedProcess(
-            self.command, self.args, self.returncode, stdout, stderr, self.id, self.session_id
+            self.command,
+            self.args,
+            self.returncode,
+            stdout,
+            stderr,
+            self.id,
+            self.session_id,
+            reason=self.reason or EndReason.EXITED,
+            duration=self.duration or timedelta(),
+            omitted_bytes=outlets.omitted,
         )
         if check and done.returncode:
-            if not capture:
-                stdout, stderr = await self._collect(follow=True, keep=TAIL)
-                done = CompletedProcess(
-                    self.command, self.args, self.returncode, stdout, stderr, self.id, self.session_id
+            if stdout is None or stderr is None:
+                ends = await self._collect(follow=True, keep=TAIL)
+                stdout, stderr = (
+                    end if captured is None else captured
+                    for end, captured in zip(ends, (stdout, stderr), strict=True)
                 )
+                done = replace(done, stdout=stdout, stderr=stderr)
             raise failed(done)
         return done
 
-    async def _follow(self, live: AsyncIterator[OutputItem]) -> tuple[bytes, bytes]:
-        """What it prints and how it ends; by the log and another request when the answer breaks off."""
-        found = {OutputStream.STDOUT: bytearray(), OutputStream.STDERR: bytearray()}
+    async def _gather(
+        self,
+        input: bytes | str | None,
+        outlets: Outlets,
+        limit: float | None,
+        until: float | None,
+        grace: Duration | None,
+    ) -> None:
+        """Wait for the end, then capture the output; if it does not end in time, the output so far.
+
+        That includes what it prints in its grace period.
+        """
+        try:
+            await self._feed(input, limit, until)
+            await self._wait(limit, until)
+        except ProcessTimeout as error:
+            if grace is not None:
+                await self._abandon(error, grace)
+            try:
+                await self._read_into(outlets, follow=False)
+            except (TransportError, OutputDamaged) as lost:
+                error.add_note(f"its output could not be read: {lost}")
+            error.details.update(outlets.facts())
+            raise
+        await self._read_into(outlets, follow=True)
+
+    async def _read_into(self, outlets: Outlets, *, follow: bool, offset: int = 0) -> None:
+        async with aclosing(self.output(offset, follow=follow)) as items:
+            async for item in items:
+                outlets.take(item)
+
+    async def _follow(self, live: AsyncIterator[OutputItem], outlets: Outlets) -> None:
+        """Pass on output and record the exit; if the response breaks off, from the log and a new request."""
         offset = 0
         try:
             async for item in live:
@@ -255,71 +332,145 @@ class Process:
                     self._learn(item.data)
                 elif isinstance(item, OutputChunk | OutputGap):
                     offset = item.end
-                    if isinstance(item, OutputChunk):
-                        found[item.stream] += item.data
-        except TransportError:
-            pass
+                    outlets.take(item)
+        except TransportError as error:
+            if outlets.caused(error):
+                raise
         if self.returncode is None:
-            async with aclosing(self.output(offset)) as rest:
-                async for item in rest:
-                    if isinstance(item, OutputChunk):
-                        found[item.stream] += item.data
+            await self._read_into(outlets, follow=True, offset=offset)
             await self.wait()
-        return bytes(found[OutputStream.STDOUT]), bytes(found[OutputStream.STDERR])
 
-    async def abandon(self, error: BaseException) -> None:
-        """Kill it because of an error: whoever asked for it is gone, or does not want it any more."""
-        await shielded(lambda: self._end(error), 10.0)
+    async def _pour(self, outlets: Outlets, limit: float | None, until: float | None) -> None:
+        """Pass on output as it comes, until the process has ended or its time is over.
 
-    async def _end(self, error: BaseException) -> None:
+        This polls: a connection that waits for output would not notice the time limit.
+        """
+        assert until is not None
+        patience = until + retry.LONGEST_DELAY  # for a last poll after the time limit
+        offset, pause = 0, _SHORTEST_PAUSE
+        while True:
+            over = self.returncode is not None
+            before = offset
+            try:
+                # A process that ended in time is not late because its output is long.
+                wait = None if over else patience
+                log = log_of(self._transport, self.session_id, self.id, offset, follow=over, until=wait)
+                async with aclosing(log) as items:
+                    async for item in items:
+                        offset = item.end
+                        outlets.take(item)
+                if over:
+                    return
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise self._late(limit, **outlets.facts())
+                pause = _SHORTEST_PAUSE if offset > before else min(2 * pause, _LONGEST_PAUSE)
+                await sleep(min(pause, left))
+                rest = max(patience - time.monotonic(), 0.001)
+                await self._look({}, timeout=rest, within=rest)
+            except TransportError as error:
+                if over or outlets.caused(error) or time.monotonic() + retry.LONGEST_DELAY < until:
+                    raise
+                raise self._late(limit, **outlets.facts()) from error
+
+    async def _abandon(self, error: BaseException, grace: Duration | None = None) -> None:
+        """End the process because of an error: its caller is gone or gave it up.
+
+        With ``grace`` it gets SIGTERM, and so much later the server kills what is left. If its time is over,
+        its end is waited for; a cancelled caller does not wait.
+        """
+        seconds = 0.0 if grace is None else bodies.grace_period(grace) / 1000
+        failure: Exception | None = RequestTimeout("the process did not end in time")
+
+        async def end() -> None:
+            nonlocal failure
+            try:
+                await self._end(error, grace)
+                failure = None
+            except Exception as refused:
+                failure = refused
+
+        await shielded(end, 10.0 + seconds)
+        if failure is not None:
+            text = f"killing process {self.id} failed: {failure}"
+            error.add_note(text)
+            if not isinstance(error, Exception):
+                # The caller of a cancelled or interrupted task may not see the notes.
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+    async def _end(self, error: BaseException, grace: Duration | None) -> None:
         try:
-            await self.kill()
-            if isinstance(error, ProcessTimeout) and "stdout" not in error.details:
-                stdout, stderr = await self._collect(follow=False, keep=TAIL)
-                error.details.update(stdout=stdout, stderr=stderr)
-        except Exception as failure:
-            error.add_note(f"killing process {self.id} failed: {failure}")
+            if self.returncode is not None:
+                pass
+            elif grace is None:
+                await self.kill()
+            else:
+                await self.terminate(grace=grace)
+                if isinstance(error, ProcessTimeout):
+                    await self._wait(None, None)
+        except SessionStopped:
+            pass  # the process ended with the session
+        if isinstance(error, ProcessTimeout) and not {"stdout", "stderr"} <= error.details.keys():
+            stdout, stderr = await self._collect(follow=False, keep=TAIL)
+            error.details = {"stdout": stdout, "stderr": stderr, **error.details}
 
     # --- signals -----------------------------------------------------------------------------------------
 
     async def send_signal(self, signal: int | str) -> None:
         """Send a signal to the process and everything in its group.
 
+        ``SIGTERM`` and ``SIGKILL`` go to every descendant, also those in groups and sessions of their own.
+
         Args:
-            signal: a number, or a name with or without ``SIG``. A process that has ended is left alone.
+            signal: a number, or a name with or without ``SIG``. A process that has ended is ignored as long
+                as its session runs.
 
-        Raises:
-            InvalidRequest: there is no such signal.
-            SessionStopped: the session has ended, and every process with it.
+            Raises:
+                InvalidRequest: there is no such signal.
+                SessionStopped: the session has ended, and every process with it.
         """
-        body = {"signal": bodies.signal_number(signal)}
-        self._learn(await self._transport.request("POST", f"{self._path()}/kill", json=body))
+        await self._signal(bodies.signal_number(signal))
 
-    async def terminate(self) -> None:
-        """Ask it to end: ``SIGTERM``."""
-        await self.send_signal(signals.SIGTERM)
+    async def _signal(self, number: int, grace: Duration | None = None) -> None:
+        body = {"signal": number}
+        if grace is not None:
+            body["grace"] = bodies.grace_period(grace)
+        # SIGKILL can be sent twice; a handler of another signal would run twice.
+        self._learn(
+            await self._transport.request(
+                "POST", f"{self._path()}/kill", json=body, replay=number == bodies.SIGKILL
+            )
+        )
+
+    async def terminate(self, *, grace: Duration | None = None) -> None:
+        """Send ``SIGTERM`` to the process and every descendant.
+
+        Args:
+            grace: time after which the server kills those that are left.
+        """
+        await self._signal(bodies.SIGTERM, grace)
 
     async def kill(self) -> None:
-        """End it: ``SIGKILL``."""
-        await self.send_signal(signals.SIGKILL)
+        """Send ``SIGKILL`` to the process and every descendant."""
+        await self.send_signal(bodies.SIGKILL)
 
     # --- output ------------------------------------------------------------------------------------------
 
     async def output(
         self, offset: int = 0, *, follow: bool = True
     ) -> AsyncGenerator[OutputChunk | OutputGap, None]:
-        """Read the durable log: exact bytes in the order they came, with stream, time and offset.
+        """Read the durable log: exact bytes in the order they were written, with stream, time and offset.
 
-        It can be read any number of times, while the process runs or long after, also when its session is
-        over and after the server was restarted. A connection lost on the way is made again and goes on where
-        it was.
+        It can be read any number of times, while the process runs or later, even after the end of its session
+        and restarts of the server. If the connection is lost, this reconnects and continues at the same
+        offset.
 
         Args:
-            offset: where to begin; the ``end`` of the last chunk that was seen.
-            follow: wait for more until the process has ended; otherwise stop at what is there.
+            offset: where to begin; the ``end`` of the last chunk that you read.
+            follow: wait for more until the process has ended; otherwise stop at the present end of the log.
 
         Yields:
-            Chunks, and gaps where the log outgrew its limit.
+            Chunks, and gaps where the log exceeded its limit or is damaged.
         """
         async with aclosing(
             log_of(self._transport, self.session_id, self.id, offset, follow=follow)
@@ -328,10 +479,12 @@ class Process:
                 yield item
 
     async def _collect(self, *, follow: bool, keep: int | None = None) -> tuple[bytes, bytes]:
-        """Both streams; only the last ``keep`` bytes of each, if given."""
+        """Return both streams; only the last ``keep`` bytes of each, if given."""
         found = {OutputStream.STDOUT: bytearray(), OutputStream.STDERR: bytearray()}
         async with aclosing(self.output(follow=follow)) as items:
             async for item in items:
+                if follow and keep is None:
+                    refuse_gap(item, self.id)
                 if isinstance(item, OutputChunk):
                     held = found[item.stream]
                     held += item.data
@@ -341,8 +494,28 @@ class Process:
 
     # --- the rest ----------------------------------------------------------------------------------------
 
+    def reference(self) -> ProcessReference:
+        """Return a plain value that names this process, which can be stored and sent, for ``bind`` elsewhere.
+
+        It names the server, the session and the process, and holds no token.
+        """
+        target = self._transport.target
+        return ProcessReference(
+            url=target.address,
+            team=target.team,
+            project=target.project,
+            id=self.id,
+            session_id=self.session_id,
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a process handle cannot be pickled: pickle its reference() for bind(), "
+            "or its id for get_process()"
+        )
+
     async def aclose(self) -> None:
-        """Close the streams this handle has open. The process goes on. Can be repeated."""
+        """Close the streams that this handle has open. The process goes on. Can be repeated."""
         await self.stdout.aclose()
         await self.stderr.aclose()
 
@@ -357,7 +530,7 @@ class Process:
     async def _feed(
         self, data: bytes | str | None, limit: float | None = None, until: float | None = None
     ) -> None:
-        """All input, then its end. As for ``subprocess``, not reading all of it is no error."""
+        """Send all input, then close it. As in ``subprocess``, the process may read less without an error."""
         if self.stdin is None:
             return
         try:
@@ -369,21 +542,28 @@ class Process:
                 raise
             raise self._late(limit) from None
 
-    async def _look(self, query: dict[str, str], *, timeout: float | None = None) -> ProcessInfo:
-        self._learn(await self._transport.request("GET", self._path(), query=query, timeout=timeout))
+    async def _look(
+        self, query: dict[str, str], *, timeout: float | None = None, within: float | None = None
+    ) -> ProcessInfo:
+        response = await self._transport.request(
+            "GET", self._path(), query=query, timeout=timeout, within=within
+        )
+        self._learn(response)
         return self._info
 
-    def _learn(self, answer: bytes) -> None:
-        self._info = ProcessInfo.of(read(CommandShown, answer).command)
+    def _learn(self, response: bytes) -> None:
+        self._info = ProcessInfo.of(decode(CommandShown, response).command)
 
-    def _late(self, limit: float | None) -> ProcessTimeout:
+    def _late(self, limit: float | None, **facts: Any) -> ProcessTimeout:
         return ProcessTimeout(
-            f"{self.command} has not ended after {limit:g} seconds",
+            f"{self.command} did not end within {limit:g} s",
             command=self.command,
             arguments=self.args,
             timeout=limit,
+            reason=EndReason.TIMEOUT,
             process=self.id,
             session=self.session_id,
+            **facts,
         )
 
     def _path(self) -> str:
@@ -391,4 +571,4 @@ class Process:
 
 
 def _seconds(timeout: Duration | None) -> float | None:
-    return None if timeout is None else duration(timeout, "timeout").total_seconds()
+    return None if timeout is None else bodies.time_limit(timeout)

@@ -1,8 +1,8 @@
-"""What happens when a sandbox's session has ended under an operation: resume once, replay once.
+"""Recovery of an operation whose session has ended: resume the sandbox once, replay the operation once.
 
-Whoever finds the session gone resumes the sandbox; callers that find the same at the same time wait for that
-one resume and use its session. The operation is then carried out again, once: it was refused before, so
-nothing happened. A second refusal is raised.
+The first caller that finds the session gone resumes the sandbox; callers that find the same wait for that
+resume and use its session. The operation is then repeated once, which is safe because it was refused
+before. A second refusal is raised.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 from sandkeep.errors import SessionSnapshotting, SessionStopped, SessionStopping
-from sandkeep.sdk.concurrent import Lock
+from sandkeep.sdk._compat_async import Lock
 
 T = TypeVar("T")
 
 _inside: ContextVar[bool] = ContextVar("sandkeep_inside_resume", default=False)
-"""Set while a resume runs, with its hook: what is done in there must not wait for it."""
+"""Set while a resume runs, with its hook: operations of the hook must not wait for that resume."""
 
 
 class Recovery:
-    """The current session of one sandbox handle, and how to get another."""
+    """The current session of one sandbox handle, and how to start another."""
 
     def __init__(self, session: str, resume: Callable[[], Awaitable[str]]) -> None:
-        """``resume`` starts a session when none runs, tells whoever wants to know, and returns its id."""
+        """``resume`` starts a session if none runs, calls the hook, and returns the session's id."""
         self.session: str = session
         self.pinned = False
-        """Inside a resume scope: operations are for its session and for no later one."""
+        """Inside a resume scope: operations use its session and never a later one."""
         self._resume = resume
         self._lock = Lock()
 
     async def run(self, operation: Callable[[str], Awaitable[T]]) -> T:
-        """Carry out something in the current session, given its id.
+        """Call ``operation`` with the id of the current session.
 
         Raises:
             SessionStopped: the session has ended and the handle is pinned to it, or it ended again at once.
@@ -46,7 +46,7 @@ class Recovery:
         return await operation(await self._after(session))
 
     async def _after(self, ended: str) -> str:
-        """A session later than ``ended``."""
+        """Return the id of a session later than ``ended``."""
         async with self._lock:
             if self.session == ended:
                 token = _inside.set(True)

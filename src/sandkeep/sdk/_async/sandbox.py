@@ -1,55 +1,51 @@
-"""Sandboxes: the handle everything else hangs on."""
+"""Sandboxes: the handle with most operations."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+import warnings
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
+from sandkeep.checks import duration, expect, milliseconds
 from sandkeep.errors import (
     NotFound,
-    PathExists,
+    RequestTimeout,
     SandkeepError,
+    SessionSnapshotting,
     SessionStopped,
     SessionStopping,
+    TransportError,
 )
-from sandkeep.sdk import bodies
+from sandkeep.policy import NetworkPolicy
+from sandkeep.sdk import bodies, retry
+from sandkeep.sdk._async import accounts
 from sandkeep.sdk._async.events import events
 from sandkeep.sdk._async.listing import fetch_sessions, fetch_snapshots, snapshot_tree
 from sandkeep.sdk._async.paging import Listing
 from sandkeep.sdk._async.process import Process
 from sandkeep.sdk._async.recovery import Recovery
 from sandkeep.sdk._async.running import Runner, SandboxUser
-from sandkeep.sdk._async.transport import Transport, read, segment
-from sandkeep.sdk.bodies import UNCHANGED, Configuration, Duration, Unchanged
-from sandkeep.sdk.concurrent import Opening, shielded
-from sandkeep.sdk.history import Event
-from sandkeep.sdk.known import KnownSandbox
+from sandkeep.sdk._async.transport import Transport, decode, new_key, segment
+from sandkeep.sdk._compat_async import Pending, shielded
+from sandkeep.sdk.events import Event
 from sandkeep.sdk.network import NetworkEvent
 from sandkeep.sdk.queries import SessionQuery, SnapshotQuery
-from sandkeep.sdk.values import (
-    Route,
+from sandkeep.sdk.references import SandboxReference
+from sandkeep.sdk.sandboxes import (
+    Configuration,
+    ConfigurationChanges,
+    Duration,
     SandboxInfo,
+    SandboxState,
     Session,
-    Snapshot,
-    SnapshotNode,
     Stopped,
-    Usage,
 )
-from sandkeep.types import (
-    Mount,
-    NetworkPolicy,
-    Resources,
-    SessionStatus,
-    SnapshotRetention,
-    duration,
-    expect,
-    milliseconds,
-)
+from sandkeep.sdk.values import Route, SandboxGroup, Snapshot, SnapshotNode, Usage
+from sandkeep.states import SessionStatus
 from sandkeep.wire import responses
-from sandkeep.wire.additions import UsageShown
 from sandkeep.wire.base import encode
 from sandkeep.wire.objects import SnapshotObject
 from sandkeep.wire.responses import (
@@ -60,25 +56,24 @@ from sandkeep.wire.responses import (
     SessionChanged,
     SnapshotTaken,
 )
+from sandkeep.wire.v1 import UsageShown
 
 Hook = Callable[["Sandbox"], Awaitable[None]]
-"""Called with the sandbox when it, or a session of it, has come to be."""
+"""Called with the sandbox when it was created, or when a session of it was started."""
 
 CLEAN_UP_SECONDS = 60.0
-BOOT_SECONDS = 600.0
-"""A session may have to wait for an image or a stop under way."""
 STOP_SECONDS = 300.0
 
 
-class Sandbox(KnownSandbox, Runner):
-    """A named sandbox. Made by ``create_sandbox``, ``get_sandbox`` and their kin, never directly.
+class Sandbox(SandboxState, Runner):
+    """A named sandbox. Made by ``create_sandbox``, ``get_sandbox`` and similar functions, never directly.
 
-    What the properties say is what the server last told this handle; :meth:`refresh` asks again. Operations
-    that need a running session start one when there is none (the sandbox's files are as the last session left
-    them) and go on; any number of them at once start one session. Old handles work as well as new ones.
+    The properties have the state that the server last sent to this handle; :meth:`refresh` updates them.
+    Operations that need a running session start one if none runs (with the files that the last session left)
+    and continue in it; concurrent operations share one session. A handle works as long as the sandbox exists.
 
-    As a context manager it does on exit what the way it was got promises: one that was created is stopped and
-    destroyed, one that was resumed is stopped.
+    What ``async with`` does on exit depends on how the handle was made: a created sandbox is stopped and
+    destroyed, a resumed one is stopped.
     """
 
     def __init__(
@@ -89,6 +84,8 @@ class Sandbox(KnownSandbox, Runner):
         self._on_resume = on_resume
         self._destroy_on_exit = False
         self._pin_inside = False
+        self.left_out: str | None = started.left_out if isinstance(started.left_out, str) else None
+        """Of a fork: the running session of its source, whose changes are not in the fork."""
         self._adopt(started)
 
     def __repr__(self) -> str:
@@ -97,9 +94,9 @@ class Sandbox(KnownSandbox, Runner):
     # --- what is known -----------------------------------------------------------------------------------
 
     async def current_usage(self) -> Usage:
-        """What all its sessions used, the running one included. Asks the server."""
-        answer = await self._transport.request("GET", f"/v1/sandboxes/{segment(self.name)}/usage")
-        shown = read(UsageShown, answer).usage
+        """Return the resources used by all its sessions, including the running one. Asks the server."""
+        response = await self._transport.request("GET", f"/v1/sandboxes/{segment(self.name)}/usage")
+        shown = decode(UsageShown, response).usage
         return Usage(
             cpu=timedelta(milliseconds=shown.active_cpu_duration_ms),
             duration=timedelta(milliseconds=shown.duration_ms),
@@ -109,33 +106,33 @@ class Sandbox(KnownSandbox, Runner):
 
     async def refresh(self) -> Sandbox:
         """Get the latest state. Never starts a session. Returns the handle itself."""
-        answer = await self._transport.request("GET", self._path(), query={"resume": "false"})
-        self._adopt(read(SandboxStarted, answer))
+        response = await self._transport.request("GET", self._path(), query={"resume": "false"})
+        self._adopt(decode(SandboxStarted, response))
         return self
 
     # --- processes and users -----------------------------------------------------------------------------
 
     async def get_process(self, process_id: str, *, session_id: str | None = None) -> Process:
-        """A handle for a process that was started by anybody, running or over. Never starts a session.
+        """Return a handle for a process, running or ended, started by any client. Never starts a session.
 
         Args:
             process_id: its ``id``.
-            session_id: its session; found out when not given, latest first.
+            session_id: its session; by default the sessions are searched, latest first.
 
         Raises:
             NotFound: no session of this sandbox has such a process.
         """
         if session_id is not None:
-            return await self._process(session_id, process_id)
+            return await get_process(self._transport, session_id, process_id)
         tried = self._recovery.session
         try:
-            return await self._process(tried, process_id)
+            return await get_process(self._transport, tried, process_id)
         except NotFound:
             pass
         for session in await self.sessions().all():
             if session.id != tried:
                 try:
-                    return await self._process(session.id, process_id)
+                    return await get_process(self._transport, session.id, process_id)
                 except NotFound:
                     continue
         raise NotFound(
@@ -146,40 +143,63 @@ class Sandbox(KnownSandbox, Runner):
         )
 
     async def processes(self, *, session_id: str | None = None) -> list[Process]:
-        """The processes of the current session, or of another one, newest first. Never starts a session."""
+        """Return the processes of the current or another session, newest first. Never starts a session."""
         session = self._recovery.session if session_id is None else segment(session_id, "session_id")
         path = f"/v2/sandboxes/sessions/{session}/cmd"
-        shown = read(CommandList, await self._transport.request("GET", path))
+        shown = decode(CommandList, await self._transport.request("GET", path))
         return [Process(self._transport, command, stdin=False) for command in shown.commands]
 
     def as_user(self, name: str) -> SandboxUser:
-        """Act as an account of the sandbox. Whether it exists shows when it is used."""
+        """Act as an account of the sandbox. The account is first checked when it is used."""
         return SandboxUser(self._transport, self._recovery, name)
 
     async def create_user(self, name: str) -> SandboxUser:
-        """Make an account, with a home directory and a group of its own.
+        """Create an account, with a home directory and a group of its own.
 
         Raises:
-            PathExists: there is one of that name.
-            ProcessFailed: the sandbox's ``useradd`` would not.
-            HostCannot: everybody is root inside, the server's user having no subordinate ids.
+            PathExists: an account of that name exists.
+            ProcessFailed: the sandbox's ``useradd`` failed.
+            HostCannot: every account is root inside, because the server's user has no subordinate ids.
         """
-        await self.as_user("1").fs.exists("/")  # refused where there are no others
-        made = await self.run_process(
-            "useradd",
-            ["--create-home", "--user-group", "--shell", "/bin/bash", "--", name],
-            sudo=True,
-            capture_output=True,
-        )
-        if made.returncode == 9:
-            raise PathExists(f"there is an account {name}", path=name, operation="useradd")
-        made.check_returncode()
+        await accounts.create_user(self, name)
         return self.as_user(name)
+
+    async def create_group(self, name: str) -> SandboxGroup:
+        """Create a group, with a directory that its members share: ``/shared/NAME``.
+
+        Files made in it belong to the group. The sandbox's own user owns the directory, and can be added to
+        the group like any other account.
+
+        Raises:
+            PathExists: a group of that name exists.
+            InvalidRequest: the name is not valid for a group.
+            ProcessFailed: the sandbox's ``groupadd`` failed.
+            HostCannot: every account is root inside, because the server's user has no subordinate ids.
+        """
+        return await accounts.create_group(self, name)
+
+    async def add_user_to_group(self, user: SandboxUser | str, group: SandboxGroup | str) -> None:
+        """Add an account to a group; applies to processes started from now on.
+
+        Raises:
+            NotFound: the account or group does not exist; ``kind`` says which.
+            HostCannot: every account is root inside.
+        """
+        await accounts.add_to_group(self, user, group)
+
+    async def remove_user_from_group(self, user: SandboxUser | str, group: SandboxGroup | str) -> None:
+        """Remove an account from a group; applies to processes started from now on.
+
+        Raises:
+            NotFound: the account or group does not exist, or the account is not in it; ``kind`` says which.
+            HostCannot: every account is root inside.
+        """
+        await accounts.remove_from_group(self, user, group)
 
     # --- sessions ----------------------------------------------------------------------------------------
 
     async def resume(self) -> Sandbox:
-        """See that a session runs; returns the handle itself. Nothing happens when one does.
+        """Start a session unless one runs; returns the handle itself.
 
         Raises:
             SnapshotGone: the snapshot it would start from was deleted or has expired.
@@ -189,96 +209,87 @@ class Sandbox(KnownSandbox, Runner):
         return self
 
     async def stop(self) -> Stopped:
-        """End the current session and, when the sandbox is persistent, keep its files. Waits until done.
+        """End the current session and, if the sandbox is persistent, keep its files. Waits for the end.
 
         Returns:
-            The session as it ended, and the snapshot that was taken. The same again when it had ended before.
+            The ended session and the snapshot that was taken; the same result again if it had already ended.
         """
         self._recovery.pinned = False
         stopped = await self._stop(self._recovery.session)
         if stopped.session.id != self._state.current_session_id and not self.status.is_final:
-            # Somebody else has started another one since.
+            # Another client has started a session since.
             self._recovery.session = self._state.current_session_id
             stopped = await self._stop(self._recovery.session)
         return stopped
 
     async def destroy(self, *, delete_snapshots: bool = True) -> None:
-        """End and forget the sandbox, whatever its state. Its name is free afterwards.
+        """Stop and delete the sandbox in any state. Its name is free afterwards.
 
         Args:
-            delete_snapshots: delete its snapshots too, except those that something else uses.
+            delete_snapshots: delete its snapshots too, except those that are in use elsewhere.
 
         Raises:
-            NotFound: it does not exist any more.
+            NotFound: it no longer exists.
         """
         query = {"deleteOrphanSnapshots": "true"} if delete_snapshots else {}
-        await self._transport.request("DELETE", self._path(), query=query, timeout=STOP_SECONDS)
+        try:
+            await self._transport.request("DELETE", self._path(), query=query, timeout=STOP_SECONDS)
+        except TransportError as error:
+            if not retry.response_lost(error):
+                raise
+            # It may be destroyed, and the name may belong to a new sandbox, which must stay.
+            query["session"] = self._session.id
+            try:
+                await self._transport.request(
+                    "DELETE", self._path(), query=query, replay=True, timeout=STOP_SECONDS
+                )
+            except NotFound:
+                pass  # the request whose response was lost did it
 
     async def extend_execution_time_limit(self, by: Duration) -> Session:
-        """Let the running session live longer. New sessions are not changed.
+        """Extend the time limit of the running session. Does not affect new sessions.
 
         Raises:
-            TimeoutInvalid: no session may live that long.
+            TimeoutInvalid: a session may not live that long.
         """
         body = {"duration": milliseconds(duration(by, "by"))}
         return await self._change_session("extend-timeout", encode(body))
 
     async def update_network_policy(self, policy: NetworkPolicy) -> Session:
-        """Change what the running session may reach. For new sessions there is :meth:`update`."""
+        """Change what the running session may reach. :meth:`update` does so for new sessions."""
         return await self._change_session("network-policy", bodies.policy(policy))
 
-    async def update(
-        self,
-        *,
-        execution_time_limit: Duration | None = None,
-        resources: Resources | None = None,
-        persistent: bool | None = None,
-        ports: Sequence[int] | None = None,
-        env: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-        mounts: Mapping[str, Mount] | None = None,
-        network_policy: NetworkPolicy | None = None,
-        snapshot_expiration: Duration | None = None,
-        snapshot_retention: SnapshotRetention | Unchanged | None = UNCHANGED,
-    ) -> Sandbox:
+    async def update(self, **changes: Unpack[ConfigurationChanges]) -> Sandbox:
         """Change the configuration, from the next session on; all of it or nothing.
 
-        What is given replaces what was there entirely; what is not stays. A network policy reaches the
-        running session too. ``snapshot_retention=None`` keeps every snapshot.
+        An option that is given replaces its old value entirely; others stay. A network policy also applies to
+        the running session. ``snapshot_retention=None`` keeps every snapshot; the current snapshot, from
+        which the sandbox would start, never expires. ``persistent=False`` loses nothing that the running
+        session wrote: its stop still keeps that. With ``persistent=True`` its files are kept too.
 
         Returns:
             The handle itself, with the new state.
         """
-        body = bodies.configuration(
-            execution_time_limit=execution_time_limit,
-            resources=resources,
-            persistent=persistent,
-            ports=ports,
-            env=env,
-            tags=tags,
-            mounts=mounts,
-            network_policy=network_policy,
-            snapshot_expiration=snapshot_expiration,
-            snapshot_retention=snapshot_retention,
-        )
-        await self._patch(body)
+        await self._patch(bodies.changes(**changes))
+        network_policy = changes.get("network_policy")
         if network_policy is not None and self.status is SessionStatus.RUNNING:
             try:
                 await self._set_session(
                     self._state.current_session_id, "network-policy", bodies.policy(network_policy)
                 )
             except (SessionStopped, SessionStopping):
-                pass  # the next one starts with it
+                pass  # the next session starts with it
         return self
 
     async def network_events(self, *, follow: bool = False) -> AsyncGenerator[NetworkEvent, None]:
-        """What happened on its network, in all its sessions, oldest first. Never starts a session.
+        """Yield events of its network, of all its sessions, oldest first. Never starts a session.
 
         Args:
-            follow: go on as things happen, until you stop iterating; otherwise stop at what is there.
+            follow: continue with new events until you stop iterating; otherwise stop at the last recorded
+                one.
 
         Yields:
-            Decisions about names, connections and requests, and connections that were closed, with bytes.
+            Decisions about names, connections and requests, and closed connections with their bytes.
         """
         found = events(self._transport, sandbox=self.name, kind="network.", follow=follow)
         async with aclosing(found):
@@ -286,11 +297,12 @@ class Sandbox(KnownSandbox, Runner):
                 yield NetworkEvent.of(event)
 
     async def events(self, *, kind: str | None = None, follow: bool = False) -> AsyncGenerator[Event, None]:
-        """What happened to it, and who had it done, oldest first. Never starts a session.
+        """Yield events of the sandbox and who caused them, oldest first. Never starts a session.
 
         Args:
-            kind: only events whose kind begins so: ``process.`` or ``session.ended``.
-            follow: go on as things happen, until you stop iterating; otherwise stop at what is there.
+            kind: only events whose kind starts with this: ``process.`` or ``session.ended``.
+            follow: continue with new events until you stop iterating; otherwise stop at the last recorded
+                one.
         """
         found = events(self._transport, sandbox=self.name, kind=kind, follow=follow)
         async with aclosing(found):
@@ -298,81 +310,136 @@ class Sandbox(KnownSandbox, Runner):
                 yield Event.of(event)
 
     def sessions(self, query: SessionQuery | None = None) -> Listing[Session]:
-        """Its sessions, newest first."""
+        """List its sessions, newest first."""
         return Listing(fetch_sessions(self._transport, query or SessionQuery(), sandbox=self.name))
 
     # --- snapshots ---------------------------------------------------------------------------------------
 
     async def snapshot(self, *, expiration: Duration | None = None) -> Snapshot:
-        """Take a snapshot, which ends the session; the next one starts from it.
+        """Take a snapshot and end the session; the next session starts from it.
 
         Args:
-            expiration: how long it lives; zero is for ever, and the sandbox's own default when not given.
+            expiration: lifetime; zero means for ever, the default is the sandbox's own. The current snapshot,
+                from which the sandbox would start, never expires.
         """
-        return await self._take("/v2/sandboxes/sessions/{session}/snapshot", expiration)
+        body = _lifetime(expiration)
+
+        async def send(session: str) -> Snapshot:
+            try:
+                return await self._snapshot(session, body)
+            except TransportError as error:
+                if not retry.response_lost(error):
+                    raise
+            try:
+                return await self._snapshot(session, body, replay=True)
+            except (SessionStopped, SessionStopping, SessionSnapshotting):
+                # The lost request has ended the session; a stop returns what it left.
+                taken = (await self._stop(session)).snapshot
+                if taken is None:
+                    raise
+                return taken
+
+        return await self._taken(send)
 
     async def checkpoint(self, *, expiration: Duration | None = None) -> Snapshot:
-        """Take a snapshot while the session goes on. It pauses for a moment."""
-        return await self._take("/v1/sessions/{session}/checkpoint", expiration)
+        """Take a snapshot while the session goes on. The session pauses for a moment.
+
+        Args:
+            expiration: lifetime; zero means for ever, the default is the sandbox's own. The current snapshot,
+                from which the sandbox would start, never expires.
+        """
+        body, key = _lifetime(expiration), new_key()
+
+        async def send(session: str) -> Snapshot:
+            path = f"/v1/sessions/{session}/checkpoint"
+            response = await self._transport.request("POST", path, json=body, key=key, timeout=STOP_SECONDS)
+            return Snapshot.of(decode(SnapshotTaken, response).snapshot)
+
+        return await self._taken(send)
 
     async def rollback(self, snapshot: Snapshot | str) -> Sandbox:
-        """Let the next session start from another snapshot of the project. A running one is stopped first.
+        """Let the next session start from another snapshot of the project. Stops a running session first.
 
-        Nothing is lost: what a persistent sandbox's session had changed is in the snapshot its stop takes.
+        Nothing is lost: the stop of a persistent sandbox takes a snapshot of what its session had changed.
 
         Raises:
-            NotFound: there is no such snapshot; nothing has changed.
-            SnapshotGone: it was deleted or has expired; nothing has changed, unless it was the snapshot of
-                the stop that pushed it out, as ``snapshot_retention`` has it.
+            NotFound: the snapshot does not exist; nothing has changed.
+            SnapshotGone: it was deleted or has expired; nothing has changed.
         """
         expect("snapshot", snapshot, (Snapshot, str), "a Snapshot or its id")
         chosen = snapshot if isinstance(snapshot, str) else snapshot.id
-        # Chosen first, so that what cannot be chosen stops nothing; again, since the stop chooses its own.
+        # Choose first, so that an invalid choice stops nothing. The stop keeps the choice.
         await self._patch({"currentSnapshotId": chosen})
         await self.refresh()
         if not self.status.is_final:
             await self.stop()
-            await self._patch({"currentSnapshotId": chosen})
         return self
 
     def fork(
-        self, name: str | None = None, *, destroy: bool = True, **changes: Unpack[Configuration]
-    ) -> Opening[Sandbox]:
-        """A new sandbox with this one's configuration, which starts from its current snapshot.
+        self,
+        name: str | None = None,
+        *,
+        live: bool = False,
+        destroy: bool = True,
+        **changes: Unpack[Configuration],
+    ) -> Pending[Sandbox]:
+        """Create a sandbox with this one's configuration, starting from its current snapshot.
 
-        That is the one :attr:`current_snapshot_id` names: what its latest ended session left, or a rollback
-        chose; its image when there is none. What a running session changed since is not in the fork, and a
-        checkpoint does not become current. To begin with that, create a sandbox from one:
-        ``create_sandbox(source=SnapshotSource((await box.checkpoint()).id))``.
+        That is :attr:`current_snapshot_id`: the files that its latest ended session left or that a rollback
+        chose; its image if there is none. Changes that a running session made since are not in the fork, and
+        the fork's ``left_out`` names that session. With ``live`` they are.
 
         Args:
-            name: its name; generated when not given.
-            destroy: whether leaving ``async with`` destroys it.
-            changes: what replaces what would be inherited; see :class:`~sandkeep.Configuration`.
+            name: name of the fork; generated by default.
+            live: start from the running session's present files. This takes a checkpoint, which pauses the
+                session for a moment and stays among this sandbox's snapshots, but does not become its current
+                one. Without a running session it makes no difference.
+            destroy: whether leaving ``async with`` destroys the fork.
+            changes: options that replace inherited ones; see :class:`~sandkeep.Configuration`.
+
+        Raises:
+            InvalidRequest: ``live`` cannot be combined with another image.
         """
         body = bodies.configuration(name=name, **changes)
-        return start_fork(self._transport, self.name, body, destroy=destroy)
+        return start_fork(self._transport, self.name, body, live=live, destroy=destroy)
 
     def snapshots(self, query: SnapshotQuery | None = None) -> Listing[Snapshot]:
-        """Its snapshots, newest first."""
+        """List its snapshots, newest first."""
         return Listing(fetch_snapshots(self._transport, query or SnapshotQuery(), sandbox=self.name))
 
     async def snapshot_tree(
         self, snapshot: Snapshot | str | None = None, *, descendants: bool = False
     ) -> list[SnapshotNode]:
-        """The line of a snapshot, itself first: its ancestors up to the root, or its newest descendants.
+        """Return a snapshot with its ancestors up to the root, or with its newest descendants, itself first.
 
         Args:
-            snapshot: where to begin; the current one when not given.
+            snapshot: where to begin; by default the current one.
             descendants: go down instead of up.
 
         Raises:
-            NotFound: there is no such snapshot, or none at all yet.
+            NotFound: the snapshot does not exist, or the sandbox has none yet.
         """
         anchor = snapshot.id if isinstance(snapshot, Snapshot) else snapshot or self.current_snapshot_id
         if anchor is None:
             raise NotFound(f"sandbox {self.name} has no snapshot yet", kind="snapshot", name=self.name)
         return await snapshot_tree(self._transport, anchor, descendants=descendants)
+
+    def reference(self) -> SandboxReference:
+        """Return a plain value that names this sandbox, which can be stored and sent, for ``bind`` elsewhere.
+
+        It names the server, the project and the sandbox, and holds no token. If another sandbox gets the name
+        later, the reference names that one.
+        """
+        target = self._transport.target
+        return SandboxReference(
+            url=target.address, team=target.team, project=self._project or target.project, name=self.name
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a sandbox handle cannot be pickled: pickle its reference() for bind(), "
+            "or its name for get_sandbox()"
+        )
 
     # --- scopes ------------------------------------------------------------------------------------------
 
@@ -384,13 +451,27 @@ class Sandbox(KnownSandbox, Runner):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._recovery.pinned = False
+        failure: SandkeepError | None = RequestTimeout("the sandbox did not stop in time")
+
+        async def leave() -> None:
+            nonlocal failure
+            try:
+                await self._leave()
+                failure = None
+            except SandkeepError as refused:
+                failure = refused
+
         try:
-            await shielded(self._leave, CLEAN_UP_SECONDS)
-        except SandkeepError as failure:
-            if error is None:
-                raise
-            # What went wrong first matters more.
-            error.add_note(f"cleaning up sandbox {self.name} failed: {failure}")
+            await shielded(leave, CLEAN_UP_SECONDS)
+        except BaseException as interrupted:
+            if failure is not None:
+                self._tell(failure, interrupted)
+            raise
+        if failure is None:
+            return
+        if error is None:
+            raise self._left(failure)
+        self._tell(failure, error)
 
     async def _leave(self) -> None:
         try:
@@ -399,16 +480,32 @@ class Sandbox(KnownSandbox, Runner):
             else:
                 await self._stop(self._recovery.session)
         except NotFound:
-            pass  # somebody destroyed it meanwhile
+            pass  # another client destroyed it
+
+    def _left(self, failure: SandkeepError) -> SandkeepError:
+        """Return the failure of a clean-up with a hint that says what is left and what to do about it."""
+        done, command = ("destroyed", "rm") if self._destroy_on_exit else ("stopped", "stop")
+        if isinstance(failure, TransportError):
+            failure.hint = (
+                f"sandbox {self.name} may still exist as it was; once the server responds, "
+                f"make sure it is {done}: sandkeep {command} {self.name}"
+            )
+        failure.details["sandbox"] = self.name
+        return failure
+
+    def _tell(self, failure: SandkeepError, error: BaseException) -> None:
+        """Report a failed clean-up beside the first error; notes of a cancelled task may never be seen."""
+        text = f"cleaning up sandbox {self.name} failed: {self._left(failure)}"
+        error.add_note(text)
+        if not isinstance(error, Exception):
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     # --- how ---------------------------------------------------------------------------------------------
 
     async def _resume(self) -> bool:
-        """Whether this started a session."""
-        answer = await self._transport.request(
-            "GET", self._path(), query={"resume": "true"}, timeout=BOOT_SECONDS
-        )
-        started = read(SandboxStarted, answer)
+        """Resume the sandbox; return whether this started a session."""
+        response = await self._transport.start("GET", self._path(), query={"resume": "true"})
+        started = decode(SandboxStarted, response)
         self._adopt(started)
         if started.resumed and self._on_resume is not None:
             self._recovery.session = self._session.id
@@ -420,26 +517,20 @@ class Sandbox(KnownSandbox, Runner):
         return self._session.id
 
     async def _stop(self, session: str) -> Stopped:
-        answer = await self._transport.request(
+        response = await self._transport.request(
             "POST",
             f"/v2/sandboxes/sessions/{session}/stop",
             json={},
             replay=True,
             timeout=STOP_SECONDS,
         )
-        shown = read(responses.SessionStopped, answer)
+        shown = decode(responses.SessionStopped, response)
         stopped = Session.of(shown.session)
         if stopped.id == shown.sandbox.current_session_id:
             self._session = stopped
         self._state = SandboxInfo.of(shown.sandbox)
         snapshot = shown.snapshot
         return Stopped(stopped, Snapshot.of(snapshot) if isinstance(snapshot, SnapshotObject) else None)
-
-    async def _process(self, session: str, process: str) -> Process:
-        below = segment(process, "process_id")
-        path = f"/v2/sandboxes/sessions/{segment(session, 'session_id')}/cmd/{below}"
-        shown = read(CommandShown, await self._transport.request("GET", path))
-        return Process(self._transport, shown.command, stdin=False)
 
     async def _change_session(self, what: str, body: bytes) -> Session:
         async def send(session: str) -> Session:
@@ -450,24 +541,25 @@ class Sandbox(KnownSandbox, Runner):
     async def _set_session(self, session: str, what: str, body: bytes) -> Session:
         path = f"/v2/sandboxes/sessions/{session}/{what}"
         headers = {"Content-Type": "application/json"}
-        answer = await self._transport.request("POST", path, body=body, headers=headers)
-        self._session = Session.of(read(SessionChanged, answer).session)
+        # A policy replaces the previous one, so it can be sent twice; time would be added twice.
+        replay = what == "network-policy"
+        response = await self._transport.request("POST", path, body=body, headers=headers, replay=replay)
+        self._session = Session.of(decode(SessionChanged, response).session)
         return self._session
 
-    async def _take(self, path: str, expiration: Duration | None) -> Snapshot:
-        body = {} if expiration is None else {"expiration": milliseconds(duration(expiration, "expiration"))}
+    async def _snapshot(self, session: str, body: dict[str, Any], *, replay: bool = False) -> Snapshot:
+        path = f"/v2/sandboxes/sessions/{session}/snapshot"
+        response = await self._transport.request("POST", path, json=body, replay=replay, timeout=STOP_SECONDS)
+        return Snapshot.of(decode(SnapshotTaken, response).snapshot)
 
-        async def send(session: str) -> SnapshotTaken:
-            where = path.format(session=session)
-            answer = await self._transport.request("POST", where, json=body, timeout=STOP_SECONDS)
-            return read(SnapshotTaken, answer)
-
+    async def _taken(self, send: Callable[[str], Awaitable[Snapshot]]) -> Snapshot:
         taken = await self._recovery.run(send)
         await self.refresh()
-        return Snapshot.of(taken.snapshot)
+        return taken
 
     async def _patch(self, body: dict[str, Any]) -> None:
-        shown = read(SandboxUpdated, await self._transport.request("PATCH", self._path(), json=body))
+        response = await self._transport.request("PATCH", self._path(), json=body, replay=True)
+        shown = decode(SandboxUpdated, response)
         self._state = SandboxInfo.of(shown.sandbox)
         if isinstance(shown.routes, list):
             self._routes = tuple(Route.of(route) for route in shown.routes)
@@ -476,14 +568,34 @@ class Sandbox(KnownSandbox, Runner):
         return f"/v2/sandboxes/{segment(self.name)}"
 
 
-def start_fork(transport: Transport, source: str, body: dict[str, Any], *, destroy: bool) -> Opening[Sandbox]:
+def _lifetime(expiration: Duration | None) -> dict[str, Any]:
+    if expiration is None:
+        return {}
+    return {"expiration": milliseconds(duration(expiration, "expiration"))}
+
+
+async def get_process(transport: Transport, session: str, process: str) -> Process:
+    """Return a handle for a process of a session."""
+    below = segment(process, "process_id")
+    path = f"/v2/sandboxes/sessions/{segment(session, 'session_id')}/cmd/{below}"
+    shown = decode(CommandShown, await transport.request("GET", path))
+    return Process(transport, shown.command, stdin=False)
+
+
+def start_fork(
+    transport: Transport, source: str, body: dict[str, Any], *, live: bool, destroy: bool
+) -> Pending[Sandbox]:
     """Fork a sandbox by name."""
+    key = new_key()
+    expect("live", live, bool, "True or False")
+    if live:
+        body = {**body, "live": True}
 
     async def start() -> Sandbox:
         path = f"/v2/sandboxes/{segment(source, 'source')}/fork"
-        answer = await transport.request("POST", path, json=body, timeout=BOOT_SECONDS)
-        box = Sandbox(transport, read(SandboxStarted, answer))
+        response = await transport.start("POST", path, json=body, key=key)
+        box = Sandbox(transport, decode(SandboxStarted, response))
         box._destroy_on_exit = destroy
         return box
 
-    return Opening(start)
+    return Pending(start)

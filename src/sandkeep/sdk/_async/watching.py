@@ -1,4 +1,4 @@
-"""What changes below a directory of a sandbox, told by its session as it happens."""
+"""Changes below a directory of a sandbox, reported by its session as they happen."""
 
 from __future__ import annotations
 
@@ -10,38 +10,35 @@ from typing import Any
 from sandkeep.errors import StreamClosed, TransportError
 from sandkeep.sdk import retry
 from sandkeep.sdk._async.transport import QUIET_SECONDS, Transport, records
-from sandkeep.sdk.concurrent import sleep
+from sandkeep.sdk._compat_async import sleep
 from sandkeep.sdk.values import FileChange
-from sandkeep.wire.additions import ChangeObject, ChangesRecord
+from sandkeep.wire.v1 import ChangeObject, ChangesRecord
 
 
 async def watched(
     transport: Transport, session: str, body: dict[str, Any]
 ) -> AsyncGenerator[list[FileChange], None]:
-    """Changes in batches, the first one empty; a connection lost on the way is made again, and told of.
+    """Yield batches of changes, the first one empty; reconnects if the connection is lost, with ``overflow``.
 
-    ``body`` is the request's; paths come back below its ``path`` as that was spelled.
+    ``body`` is that of the request; paths are returned below its ``path`` as it was spelled there.
     """
     lost: list[FileChange] = []
-    attempt = 0
+    again = retry.Reconnecting()
     while True:
         try:
             async with aclosing(_records(transport, session, body)) as found:
                 root = ""
                 async for record in found:
-                    attempt = 0
+                    again.heard()
                     if isinstance(record.path, str):
                         root = record.path
                         yield lost
                     else:
                         yield [_change(change, root, body["path"]) for change in record.changes]
-            raise StreamClosed("the stream of changes ended", session=session)
-        except TransportError:
-            attempt += 1
-            if attempt > 2 * retry.ATTEMPTS:
-                raise
-            await sleep(retry.backoff(attempt))
-            # Nobody knows what happened meanwhile.
+            raise StreamClosed("the server ended the stream of changes", session=session)
+        except TransportError as error:
+            await sleep(again.after(error))
+            # Changes during the outage are unknown.
             lost = [FileChange(body["path"], "overflow", is_dir=True)]
 
 
@@ -50,8 +47,8 @@ async def _records(
 ) -> AsyncGenerator[ChangesRecord, None]:
     path = f"/v1/sessions/{session}/fs/watch"
     async with (
-        transport.stream("POST", path, json=body, timeout=QUIET_SECONDS) as answer,
-        aclosing(records(ChangesRecord, answer)) as lines,
+        transport.stream("POST", path, json=body, timeout=QUIET_SECONDS) as response,
+        aclosing(records(ChangesRecord, response)) as lines,
     ):
         async for record in lines:
             yield record

@@ -1,4 +1,4 @@
-"""The names that differ between the colours: here for asyncio and trio. ``blocking`` has the other half."""
+"""Names that differ between the two halves: here for asyncio and trio, in ``_compat_sync`` for threads."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 import anyio
 from anyio import Lock, sleep
 from anyio.lowlevel import RunVar, current_token
 
+from sandkeep.errors import InvalidRequest
 from sandkeep.sdk.address import CONNECT_AGAIN_SECONDS, UnixEnd, trust
 
 if TYPE_CHECKING:
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Lock",
-    "Opening",
+    "Pending",
     "Pool",
-    "Room",
+    "Slots",
     "UnixStream",
+    "chunks_of",
     "current_token",
     "in_thread",
     "open_pool",
     "per_run",
-    "pieces_of",
     "shielded",
     "sleep",
 ]
@@ -42,7 +43,7 @@ else:
 
 
 def open_pool(*, socket: str | None, tls: bool, connections: int) -> Pool:
-    """Connections to one server; opened when first needed."""
+    """Return a connection pool for one server; it connects when first used."""
     import httpcore2
 
     return httpcore2.AsyncConnectionPool(
@@ -50,22 +51,22 @@ def open_pool(*, socket: str | None, tls: bool, connections: int) -> Pool:
     )
 
 
-class Room:
-    """Places, taken while something is used."""
+class Slots:
+    """A semaphore with a timeout."""
 
-    def __init__(self, places: int) -> None:
-        self._places = anyio.Semaphore(places, fast_acquire=True)
+    def __init__(self, count: int) -> None:
+        self._semaphore = anyio.Semaphore(count, fast_acquire=True)
 
-    async def take(self, seconds: float) -> None:
-        """Take a place; ``TimeoutError`` if there is none in time."""
+    async def acquire(self, seconds: float) -> None:
+        """Take a slot; raise ``TimeoutError`` if none becomes free in time."""
         try:
-            self._places.acquire_nowait()
+            self._semaphore.acquire_nowait()
         except anyio.WouldBlock:
             with anyio.fail_after(seconds):
-                await self._places.acquire()
+                await self._semaphore.acquire()
 
-    def give(self) -> None:
-        self._places.release()
+    def release(self) -> None:
+        self._semaphore.release()
 
 
 class UnixStream(UnixEnd):
@@ -77,7 +78,7 @@ class UnixStream(UnixEnd):
                 try:
                     return self.socket.connect(path)
                 except BlockingIOError:
-                    # As many as it lets queue are waiting for the server; that is nothing one can wait on.
+                    # The listen backlog is full, and a connecting unix socket cannot be polled for that.
                     await sleep(CONNECT_AGAIN_SECONDS)
 
     async def send(self, data: bytes, seconds: float) -> None:
@@ -90,7 +91,7 @@ class UnixStream(UnixEnd):
                     await anyio.wait_writable(self.socket)
 
     async def receive(self, most: int, seconds: float) -> bytes:
-        """What is there, or comes; nothing once the other side has closed."""
+        """Return received bytes, waiting for at least one; nothing once the peer has closed."""
         while True:
             try:
                 return self.socket.recv(most)
@@ -99,7 +100,7 @@ class UnixStream(UnixEnd):
                     await anyio.wait_readable(self.socket)
 
     async def send_file(self, fd: int, offset: int, count: int, seconds: float) -> int:
-        """As much of a file as fits; nothing when there is no more of it."""
+        """Send as much of a file as fits; return how much, 0 at the end of the file."""
         while True:
             try:
                 return os.sendfile(self.socket.fileno(), fd, offset, count)
@@ -108,7 +109,7 @@ class UnixStream(UnixEnd):
                     await anyio.wait_writable(self.socket)
 
     async def receive_into(self, pipe: int, most: int, seconds: float) -> int:
-        """Move what is there, or comes, into a pipe; nothing once the other side has closed."""
+        """Move received bytes into a pipe, waiting for at least one; return 0 once the peer has closed."""
         while True:
             try:
                 return os.splice(self.socket.fileno(), pipe, most)
@@ -117,15 +118,15 @@ class UnixStream(UnixEnd):
                     await anyio.wait_readable(self.socket)
 
 
-def pieces_of(response: httpcore2.Response) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-    """The body of a response, as it comes."""
+def chunks_of(response: httpcore2.Response) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+    """Return the body of a response, chunk by chunk."""
     return aclosing(response.aiter_stream())
 
 
 async def shielded(work: Callable[[], Awaitable[object]], seconds: float | None) -> None:
-    """Finish something although the caller is cancelled meanwhile, unless it takes too long.
+    """Finish some work even if the caller is cancelled while it runs, unless it takes too long.
 
-    A cancelled scope is heeded at the caller's next wait. ``Task.cancel`` of asyncio, which knows no shields,
+    A cancelled scope takes effect at the caller's next wait. ``Task.cancel`` of asyncio ignores shields and
     is raised from here once the work is done.
     """
     with anyio.CancelScope(shield=True):
@@ -148,7 +149,7 @@ def _in_asyncio() -> bool:
 
 
 async def _apart(work: Callable[[], Awaitable[object]], seconds: float | None) -> None:
-    """In a task of its own, which nobody else can cancel."""
+    """Run the work in a task of its own, which the caller's cancellation does not reach."""
     import asyncio
 
     async def whole() -> None:
@@ -169,7 +170,7 @@ async def _apart(work: Callable[[], Awaitable[object]], seconds: float | None) -
 
 
 async def in_thread(function: Callable[[str], Any], argument: str) -> None:
-    """Call something that blocks, away from the event loop."""
+    """Call a blocking function in a thread."""
     await anyio.to_thread.run_sync(function, argument)
 
 
@@ -188,11 +189,12 @@ class _Entered(Protocol):
 T = TypeVar("T", bound=_Entered)
 
 
-class Opening(Generic[T]):
-    """Something about to be opened: ``await`` it, or use it in ``async with``. Nothing happens before.
+class Pending(Generic[T]):
+    """Something about to be opened: ``await`` it, or use it in ``async with``. Nothing happens before that.
 
-    Awaiting gives what was opened and cleans nothing up. ``async with`` gives the same and cleans up on exit
-    as what was opened says. Each is used once; one that never was is reported, as a coroutine is.
+    ``await`` returns the opened object without any clean-up. ``async with`` returns the same and cleans up on
+    exit, as the object's own ``async with`` does. Use each one once; one that is never used is reported, as a
+    coroutine is.
     """
 
     def __init__(self, start: Callable[[], Awaitable[T]]) -> None:
@@ -205,15 +207,34 @@ class Opening(Generic[T]):
 
     def __del__(self) -> None:
         if not self._used:
-            warnings.warn(
-                "something to be opened was never awaited", RuntimeWarning, source=self, stacklevel=2
-            )
+            text = f"{self._called()} was never awaited; write 'await' or 'async with' in front of it"
+            warnings.warn(text, RuntimeWarning, source=self, stacklevel=2)
 
     def _begun(self) -> Awaitable[T]:
         if self._used:
-            raise RuntimeError("this was awaited or entered before; make another one")
+            raise RuntimeError(f"{self._called()} can be awaited or entered only once; call it again")
         self._used = True
         return self._start()
+
+    def _called(self) -> str:
+        """Return the name of the function that made this."""
+        name: str = self._start.__qualname__.partition(".<locals>")[0]
+        return f"{name.rpartition('.')[2]}()"
+
+    if not TYPE_CHECKING:  # type checkers report these themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"{self._called()} returns an awaitable, which has no {name!r}: "
+                "write 'await' or 'async with' in front of it"
+            )
+
+        def __enter__(self) -> NoReturn:
+            self._used = True
+            raise TypeError(f"{self._called()} needs 'async with'; 'with' is for 'from sandkeep import sync'")
+
+        def __exit__(self, *_: object) -> None:
+            """Exist so that ``with`` calls ``__enter__``, which explains the mistake."""
 
     async def __aenter__(self) -> T:
         begun = self._begun()
@@ -222,7 +243,7 @@ class Opening(Generic[T]):
             self._opened = await begun
 
         try:
-            # Finished even when the caller is cancelled meanwhile: otherwise nobody would clean it up.
+            # Finish even if the caller is cancelled: otherwise nothing would clean up the opened object.
             await shielded(start, None)
             assert self._opened is not None
             await self._opened.__aenter__()
@@ -247,14 +268,20 @@ K = TypeVar("K", bound=_Kept)
 
 
 def per_run(make: Callable[[], K]) -> Callable[[], K]:
-    """A function giving one thing per event loop, closed when that loop ends.
+    """Return a function that returns one object per event loop, closed when that loop ends.
 
-    The loop closes the generator that holds it: asyncio and trio both finish what is left of those.
+    An async generator holds the object: asyncio and trio both finalize generators that are left at the end.
     """
     slot: RunVar[tuple[K, Any] | None] = RunVar("sandkeep", None)
 
     def get() -> K:
-        held = slot.get()
+        try:
+            held = slot.get()
+        except RuntimeError as error:  # anyio's message is for users of anyio
+            raise InvalidRequest(
+                "no event loop is running",
+                hint="call this inside asyncio.run(), or use 'from sandkeep import sync as sandkeep'",
+            ) from error
         if held is None:
             made = make()
 
@@ -269,7 +296,7 @@ def per_run(make: Callable[[], K]) -> Callable[[], K]:
             held = (made, holder)
             slot.set(held)
             try:
-                # Up to its yield, where it waits for nothing: this is how a loop learns of a generator.
+                # Advance to its yield, which does not wait: this is how a loop learns about a generator.
                 holder.__anext__().send(None)
             except StopIteration:
                 pass

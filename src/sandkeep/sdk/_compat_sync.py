@@ -1,14 +1,13 @@
-"""The names that differ between the colours: here for plain threads. ``concurrent`` has the other half."""
+"""Names that differ between the two halves: here for threads, in ``_compat_async`` for asyncio and trio."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import select
+import socket as sockets
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing
-from select import POLLIN, POLLOUT, poll
-from socket import AF_UNIX
-from socket import socket as unix_socket
 from threading import Lock, Semaphore
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Lock",
     "Pool",
-    "Room",
+    "Slots",
     "UnixStream",
+    "chunks_of",
     "current_token",
     "in_thread",
     "open_pool",
     "per_run",
-    "pieces_of",
     "shielded",
     "sleep",
 ]
@@ -39,13 +38,13 @@ else:
 
 
 def open_pool(*, socket: str | None, tls: bool, connections: int) -> Pool:
-    """Connections to one server; opened when first needed."""
+    """Return a connection pool for one server; it connects when first used."""
     import httpcore2
 
     class Backend(httpcore2.SyncBackend):
         def connect_unix_socket(self, path: str, *args: Any, **kwargs: Any) -> httpcore2.NetworkStream:
-            # The library leaves its socket open when nobody listens, so see first whether somebody does.
-            with unix_socket(AF_UNIX) as probe:
+            # The library leaves its socket open if no server listens, so check that first.
+            with sockets.socket(sockets.AF_UNIX) as probe:
                 try:
                     probe.connect(path)
                 except OSError as error:
@@ -61,19 +60,19 @@ def open_pool(*, socket: str | None, tls: bool, connections: int) -> Pool:
     )
 
 
-class Room:
-    """Places, taken while something is used."""
+class Slots:
+    """A semaphore with a timeout."""
 
-    def __init__(self, places: int) -> None:
-        self._places = Semaphore(places)
+    def __init__(self, count: int) -> None:
+        self._semaphore = Semaphore(count)
 
-    def take(self, seconds: float) -> None:
-        """Take a place; ``TimeoutError`` if there is none in time."""
-        if not self._places.acquire(timeout=seconds):
-            raise TimeoutError("no place")
+    def acquire(self, seconds: float) -> None:
+        """Take a slot; raise ``TimeoutError`` if none becomes free in time."""
+        if not self._semaphore.acquire(timeout=seconds):
+            raise TimeoutError("no free connection")
 
-    def give(self) -> None:
-        self._places.release()
+    def release(self) -> None:
+        self._semaphore.release()
 
 
 class UnixStream(UnixEnd):
@@ -85,9 +84,9 @@ class UnixStream(UnixEnd):
             try:
                 return self.socket.connect(path)
             except BlockingIOError:
-                # As many as it lets queue are waiting for the server; that is nothing one can wait on.
+                # The listen backlog is full, and that is not pollable.
                 if monotonic() > deadline:
-                    raise TimeoutError("the server takes no more connections") from None
+                    raise TimeoutError("the server does not accept connections") from None
                 sleep(CONNECT_AGAIN_SECONDS)
 
     def send(self, data: bytes, seconds: float) -> None:
@@ -96,57 +95,57 @@ class UnixStream(UnixEnd):
             try:
                 left = left[self.socket.send(left) :]
             except BlockingIOError:
-                self._await(POLLOUT, seconds)
+                self._await(select.POLLOUT, seconds)
 
     def receive(self, most: int, seconds: float) -> bytes:
-        """What is there, or comes; nothing once the other side has closed."""
+        """Return received bytes, waiting for at least one; nothing once the peer has closed."""
         while True:
             try:
                 return self.socket.recv(most)
             except BlockingIOError:
-                self._await(POLLIN, seconds)
+                self._await(select.POLLIN, seconds)
 
     def send_file(self, fd: int, offset: int, count: int, seconds: float) -> int:
-        """As much of a file as fits; nothing when there is no more of it."""
+        """Send as much of a file as fits; return how much, 0 at the end of the file."""
         while True:
             try:
                 return os.sendfile(self.socket.fileno(), fd, offset, count)
             except BlockingIOError:
-                self._await(POLLOUT, seconds)
+                self._await(select.POLLOUT, seconds)
 
     def receive_into(self, pipe: int, most: int, seconds: float) -> int:
-        """Move what is there, or comes, into a pipe; nothing once the other side has closed."""
+        """Move received bytes into a pipe, waiting for at least one; return 0 once the peer has closed."""
         while True:
             try:
                 return os.splice(self.socket.fileno(), pipe, most)
             except BlockingIOError:
-                self._await(POLLIN, seconds)
+                self._await(select.POLLIN, seconds)
 
     def _await(self, event: int, seconds: float) -> None:
-        waiting = poll()
+        waiting = select.poll()
         waiting.register(self.socket, event)
         if not waiting.poll(seconds * 1000):
-            raise TimeoutError("nothing happened on the connection")
+            raise TimeoutError(f"no data moved on the connection in {seconds:g} s")
 
 
-def pieces_of(response: httpcore2.Response) -> AbstractContextManager[Iterator[bytes]]:
-    """The body of a response, as it comes."""
+def chunks_of(response: httpcore2.Response) -> AbstractContextManager[Iterator[bytes]]:
+    """Return the body of a response, chunk by chunk."""
     return closing(cast("Generator[bytes, None, None]", response.iter_stream()))
 
 
 def shielded(work: Callable[[], object], seconds: float | None) -> None:
-    """Call it: a thread cannot be cancelled."""
+    """Call the function: a thread cannot be cancelled."""
     del seconds
     work()
 
 
 def in_thread(function: Callable[[str], Any], argument: str) -> None:
-    """Call something that blocks: here, where blocking is what everything does."""
+    """Call the function directly: blocking code needs no other thread."""
     function(argument)
 
 
 def current_token() -> int:
-    """What connections belong to: a child process must not use those of its parent."""
+    """Return what connections belong to: a child process must not use those of its parent."""
     return os.getpid()
 
 
@@ -158,7 +157,7 @@ K = TypeVar("K", bound=_Kept)
 
 
 def per_run(make: Callable[[], K]) -> Callable[[], K]:
-    """A function giving one thing per process, closed when the interpreter ends."""
+    """Return a function that returns one object per process, closed when the interpreter exits."""
     held: dict[int, K] = {}
     guard = Lock()
 

@@ -1,7 +1,8 @@
-"""Requests over a unix socket, as directly as can be: most of what an SDK call takes is spent here.
+"""HTTP requests over a unix socket, without a general HTTP library, whose overhead would dominate short
+calls.
 
-One connection carries one request at a time and is kept for the next. Whatever goes wrong, or is cut short,
-closes it.
+One connection carries one request at a time and is kept for the next. Any error, or a response that is not
+read to its end, closes it.
 """
 
 from __future__ import annotations
@@ -10,66 +11,66 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sandkeep.dataclass import dataclass
 from sandkeep.errors import RequestTimeout, TransportError
-from sandkeep.sdk.concurrent import Room, UnixStream
+from sandkeep.sdk._compat_async import Slots, UnixStream
 from sandkeep.sdk.content import FileBody, Pipe, write_all
-from sandkeep.sdk.http1 import LAST_CHUNK, AnswerParser, chunk, head
+from sandkeep.sdk.http1 import LAST_CHUNK, ResponseParser, frame_chunk, head
 
 KEEP_SECONDS = 10.0
 _SMALL = 1 << 16
-"""Bodies up to this are sent in one piece with their head."""
+"""Bodies up to this are sent together with the head."""
 _READ = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A response being read."""
 
     status: int
     headers: Mapping[str, str]
-    pieces: AsyncIterator[bytes]
+    chunks: AsyncIterator[bytes]
     network: Any = None
     """The connection itself, after it was upgraded to another protocol."""
     straight: Callable[[int], AsyncGenerator[int, None]] | None = None
-    """Where the kernel can do that: as ``into``, instead of taking the pieces."""
+    """If the kernel can do it: as ``into``, instead of reading the chunks."""
 
     async def into(self, fd: int) -> AsyncGenerator[int, None]:
-        """Put the body into a file; tells how many bytes were added each time."""
+        """Write the body to a file; yield the number of bytes after each write."""
         if self.straight is not None:
             async with aclosing(self.straight(fd)) as moved:
                 async for count in moved:
                     yield count
             return
-        async for piece in self.pieces:
-            write_all(fd, piece)
-            yield len(piece)
+        async for chunk in self.chunks:
+            write_all(fd, chunk)
+            yield len(chunk)
 
 
 class NotConnected(Exception):
-    """There was no connection to be had, so nothing was sent."""
+    """No connection could be made, so nothing was sent."""
 
 
-class PlainPool:
+class UnixPool:
     """Connections to one unix socket."""
 
     def __init__(self, path: str, *, connections: int) -> None:
         self._path = path
         self._idle: list[tuple[UnixStream, float]] = []
-        self._room = Room(connections)
+        self._slots = Slots(connections)
         self._closed = False
 
     def disconnect(self) -> None:
-        """Close what is idle, and what is in use once it no longer is."""
+        """Close idle connections now, and others when their request is done."""
         self._closed = True
         while (held := self._take_idle()) is not None:
             held[0].close()
 
     def _take_idle(self) -> tuple[UnixStream, float] | None:
-        # In one step: threads may share a pool.
+        # Atomic: threads may share a pool.
         try:
             return self._idle.pop()
         except IndexError:
@@ -78,44 +79,46 @@ class PlainPool:
     @asynccontextmanager
     async def exchange(
         self, method: str, target: str, headers: list[tuple[bytes, bytes]], body: Any, *, seconds: float
-    ) -> AsyncIterator[Answer]:
-        """Send a request and give its answer as soon as its head is there.
+    ) -> AsyncIterator[Response]:
+        """Send a request and yield its response as soon as its head has arrived.
 
         Args:
             method: of the request.
             target: path and query.
             headers: all of them; they say how ``body`` is framed.
-            body: bytes, a file, or what makes an iterator of bytes.
-            seconds: to wait for room, and for each piece to be sent or to arrive.
+            body: bytes, a file, or a function that returns an iterator of bytes.
+            seconds: longest wait for a free slot, and for each chunk to be sent or to arrive.
 
         Raises:
-            NotConnected: nobody listens there.
-            RequestTimeout: something took longer than that.
-            TransportError: the connection was lost, or what arrived is no HTTP.
+            NotConnected: no server listens there.
+            RequestTimeout: something took longer than ``seconds``.
+            TransportError: the connection was lost, or the response is not HTTP.
         """
         try:
-            await self._room.take(seconds)
+            await self._slots.acquire(seconds)
         except TimeoutError as error:
-            raise RequestTimeout("too many requests are under way") from error
+            raise RequestTimeout(
+                "connection pool exhausted", hint="the request was not sent: make fewer requests at a time"
+            ) from error
         try:
             stream = await self._connection(seconds)
-            parser = AnswerParser()
+            parser = ResponseParser()
             try:
                 await self._send(stream, head(method, target, headers), body, headers, seconds)
                 while not parser.started:
                     await self._receive(stream, parser, seconds)
-                async with aclosing(self._pieces(stream, parser, seconds)) as pieces:
+                async with aclosing(self._chunks(stream, parser, seconds)) as chunks:
                     straight = None
                     if parser.left is not None and hasattr(os, "splice"):
                         straight = partial(self._straight, stream, parser, seconds)
-                    yield Answer(parser.status, parser.headers, pieces, straight=straight)
+                    yield Response(parser.status, parser.headers, chunks, straight=straight)
             finally:
                 if parser.reusable and not self._closed:
                     self._idle.append((stream, time.monotonic()))
                 else:
                     stream.close()
         finally:
-            self._room.give()
+            self._slots.release()
 
     async def _connection(self, seconds: float) -> UnixStream:
         while (held := self._take_idle()) is not None:
@@ -150,15 +153,15 @@ class PlainPool:
                 await self._send_file(stream, body, seconds)
                 return
             chunked = (b"Transfer-Encoding", b"chunked") in headers
-            async for piece in body():
-                if piece:
-                    await stream.send(chunk(piece) if chunked else piece, seconds)
+            async for chunk in body():
+                if chunk:
+                    await stream.send(frame_chunk(chunk) if chunked else chunk, seconds)
             if chunked:
                 await stream.send(LAST_CHUNK, seconds)
         except TimeoutError as error:
-            raise RequestTimeout("the server did not take the request in time") from error
+            raise RequestTimeout(f"the server did not read the request within {seconds:g} s") from error
         except OSError:
-            return  # it may have answered before it closed the connection
+            return  # the server may have responded before it closed the connection
 
     async def _send_file(self, stream: UnixStream, body: FileBody, seconds: float) -> None:
         done = 0
@@ -169,11 +172,11 @@ class PlainPool:
                 done += count
                 body.sent(done)
 
-    async def _receive(self, stream: UnixStream, parser: AnswerParser, seconds: float) -> None:
+    async def _receive(self, stream: UnixStream, parser: ResponseParser, seconds: float) -> None:
         try:
             data = await stream.receive(_READ, seconds)
         except TimeoutError as error:
-            raise RequestTimeout("the server did not answer in time") from error
+            raise RequestTimeout(f"the server did not respond within {seconds:g} s") from error
         except OSError as error:
             raise TransportError(f"the connection to the server was lost: {error}") from error
         if data:
@@ -182,12 +185,12 @@ class PlainPool:
             parser.end()
 
     async def _straight(
-        self, stream: UnixStream, parser: AnswerParser, seconds: float, fd: int
+        self, stream: UnixStream, parser: ResponseParser, seconds: float, fd: int
     ) -> AsyncGenerator[int, None]:
-        """The rest of a body whose length is known, past the parser and into a file."""
-        for piece in parser.body():
-            write_all(fd, piece)
-            yield len(piece)
+        """Move the rest of a body of known length past the parser into a file."""
+        for chunk in parser.body():
+            write_all(fd, chunk)
+            yield len(chunk)
         left = parser.left or 0
         with Pipe() as pipe:
             while left:
@@ -201,19 +204,19 @@ class PlainPool:
         try:
             count = await stream.receive_into(pipe, most, seconds)
         except TimeoutError as error:
-            raise RequestTimeout("the server did not answer in time") from error
+            raise RequestTimeout(f"the server did not respond within {seconds:g} s") from error
         except OSError as error:
             raise TransportError(f"the connection to the server was lost: {error}") from error
         if not count:
             raise TransportError("the connection to the server was lost")
         return count
 
-    async def _pieces(
-        self, stream: UnixStream, parser: AnswerParser, seconds: float
+    async def _chunks(
+        self, stream: UnixStream, parser: ResponseParser, seconds: float
     ) -> AsyncGenerator[bytes, None]:
         while True:
-            for piece in parser.body():
-                yield piece
+            for chunk in parser.body():
+                yield chunk
             if parser.complete:
                 return
             await self._receive(stream, parser, seconds)

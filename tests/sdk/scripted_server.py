@@ -1,4 +1,4 @@
-"""A server that answers what it was told to, one answer after another: real sockets, no understanding."""
+"""A server that sends scripted responses, one after another: real sockets, no parsing of requests."""
 
 from __future__ import annotations
 
