@@ -9,7 +9,7 @@ import pytest
 
 from sandkeep.host import doctor
 from tests.cli.program import Program
-from tests.server.harness import ServerProcess, running_server
+from tests.server.server_process import ServerProcess, running_server
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def local(server: ServerProcess) -> Program:
 
 @pytest.fixture
 def name() -> str:
-    """A name nobody else uses."""
+    """A name that no other test uses."""
     return f"t-{secrets.token_hex(4)}"
 
 

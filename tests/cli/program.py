@@ -75,7 +75,9 @@ class Program:
         assert len(lines) <= 2 and all(line.startswith("  ") for line in lines[1:]), done.err
         return done.err
 
-    def on_terminal(self, *args: str, status: int = 0, env: dict[str, str] | None = None) -> bytes:
+    def on_terminal(
+        self, *args: str, status: int = 0, env: dict[str, str] | None = None, typed: bytes = b""
+    ) -> bytes:
         """Run it on a terminal of 100 columns; returns every byte the terminal was sent."""
         ours, its = pty.openpty()
         termios.tcsetwinsize(its, (30, 100))
@@ -84,6 +86,7 @@ class Program:
             [*command(), *args], env={**self.env, **terminal}, stdin=its, stdout=its, stderr=its
         )
         os.close(its)
+        os.write(ours, typed)
         output = b""
         try:
             while data := os.read(ours, 1 << 16):

@@ -1,4 +1,4 @@
-"""A slow network: a port that passes on what goes to another one, at so many bytes in a second."""
+"""A slow network: a port that relays to another one, at a given number of bytes per second."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_PIECES = 20
-"""In a second."""
+_CHUNKS = 20
+"""Chunks per second."""
 
 
 @contextmanager
 def slow(address: tuple[str, int], *, rate: int) -> Iterator[int]:
-    """The port that passes on to an address."""
+    """Relay to an address at ``rate`` bytes per second; yields the port to connect to."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_accept, args=(listener, address, rate), daemon=True).start()
         try:
@@ -42,9 +42,9 @@ def _serve(near: socket.socket, address: tuple[str, int], rate: int) -> None:
 
 def _pass_on(one: socket.socket, other: socket.socket, rate: int) -> None:
     try:
-        while data := one.recv(max(rate // _PIECES, 1)):
+        while data := one.recv(max(rate // _CHUNKS, 1)):
             other.sendall(data)
             time.sleep(len(data) / rate)
         other.shutdown(socket.SHUT_WR)
     except OSError:
-        pass  # one of them has gone
+        pass  # one of the two has closed the connection

@@ -16,6 +16,15 @@ import pytest
 from tests.cli.program import command
 
 SECONDS = 60.0
+_ASK_STATUS = "; echo status=$?"
+
+
+def _printed(line: str) -> str:
+    """Return what was printed on a line of the screen after the command typed there, if any.
+
+    A typed command that ends at the last column is joined with the line after it.
+    """
+    return line.rpartition(_ASK_STATUS)[2]
 
 
 class Screen:
@@ -49,7 +58,7 @@ class Screen:
         """Run it, and print its exit status afterwards."""
         self.clear()
         line = shlex.join([*command(), *args])
-        self.press(f"{line}; echo status=$?", "Enter")
+        self.press(f"{line}{_ASK_STATUS}", "Enter")
 
     def press(self, *keys: str) -> None:
         """Text is typed, names such as ``Enter`` and ``C-c`` are keys."""
@@ -73,11 +82,8 @@ class Screen:
         return self._tmux("capture-pane", "-p", "-J", "-e")
 
     def wait(self, wanted: str) -> str:
-        """Until something is on the screen that was not typed: it is not on a line with a prompt."""
-        return self.until(
-            lambda text: any(wanted in line for line in text.splitlines() if "echo status=" not in line),
-            wanted,
-        )
+        """Wait until the screen shows a text that was not typed at the prompt."""
+        return self.until(lambda text: any(wanted in _printed(line) for line in text.splitlines()), wanted)
 
     def until(self, holds: Callable[[str], bool], what: str) -> str:
         deadline = time.monotonic() + SECONDS

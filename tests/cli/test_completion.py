@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.program import Program, command
 from tests.cli.screen import Screen
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 
 SHELLS = {
     "bash": ("bash --norc", 'PS1="in> "', 'eval "$(sandkeep completion bash)"'),

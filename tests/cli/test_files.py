@@ -34,6 +34,34 @@ def test_a_file_there_and_back(cli: Program, box: str, tmp_path: Path) -> None:
     assert (tmp_path / "down").read_bytes() == data
 
 
+def test_a_dash_is_standard_input_and_output(cli: Program, box: str, tmp_path: Path) -> None:
+    content = os.urandom(600_000)
+    cli("cp", "-", f"{box}:made/copy", input=content)
+    assert cli("cp", f"{box}:made/copy", "-").out == content
+    assert "is a directory" in cli.fails("cp", "-", f"{box}:made", status=2)
+    cli.fails("cp", f"{box}:made", "-")
+    cli.fails("cp", f"{box}:nothing", "-")
+    cli.fails("cp", "--json", f"{box}:made/copy", "-", status=2)
+    cli.fails("cp", "-", "-", status=2)
+    assert not (Path.cwd() / "-").exists()
+
+
+def test_cat_prints_a_file_or_a_part_of_it(cli: Program, box: str) -> None:
+    content = b"".join(b"%d \xff\n" % number for number in range(1, 301))
+    cli("cp", "-", f"{box}:lines", input=content)
+    every = content.splitlines(keepends=True)
+    assert cli("cat", f"{box}:lines").out == content
+    assert cli("cat", "--lines", "10-12", f"{box}:lines").out == b"".join(every[9:12])
+    assert cli("cat", "--lines", "299-", f"{box}:lines").out == b"".join(every[298:])
+    assert cli("cat", "--lines", "7", f"{box}:lines").out == every[6]
+    assert cli("cat", "--offset", "5", "--length", "3", f"{box}:lines").out == content[5:8]
+    for wrong in (["--lines", "0-3"], ["--lines", "5-4"], ["--lines", "x"], ["--offset", "-1"]):
+        cli.fails("cat", *wrong, f"{box}:lines", status=2)
+    cli.fails("cat", "--lines", "1-2", "--offset", "1", f"{box}:lines", status=2)
+    cli.fails("cat", "lines", status=2)
+    cli.fails("cat", f"{box}:nothing")
+
+
 def test_into_a_directory_under_its_own_name(cli: Program, box: str, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("hi")
     for target in ("/tmp", "/tmp/new/", "", "."):
@@ -63,7 +91,7 @@ def test_a_stopped_sandbox_is_resumed(cli: Program, box: str, tmp_path: Path) ->
     assert cli("exec", box, "cat", "f").text == "x"
 
 
-def test_what_is_not_there_is_told(cli: Program, box: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(cli: Program, box: str, tmp_path: Path) -> None:
     assert "none" in cli.fails("cp", f"{box}:none", str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
     assert "none" in cli.fails("cp", str(tmp_path / "none"), f"{box}:none")

@@ -12,7 +12,7 @@ import pytest
 
 from sandkeep.host.images.oci import own_platform
 from tests.cli.program import Program
-from tests.host.imagekit import OciImage
+from tests.host.rootfs_runner import OciImage
 from tests.host.test_images_registry import PASSWORD, USER, running_registry
 
 
@@ -32,7 +32,9 @@ def test_snapshots_are_taken_listed_gone_back_to_and_deleted(cli: Program, box: 
     assert second["method"] == "manual" and second["parentId"] == first
     listed = cli("snapshots", "ls", "--name", box, "--json").json
     assert [each["id"] for each in listed["snapshots"]] == [second["id"], first] and listed["next"] is None
-    assert first in cli("snapshots", "list", "--name", box).text
+    table = cli("snapshots", "list", "--name", box)
+    assert first in table.text and "SOURCE SESSION" in table.text and second["sessionId"] in table.text
+    assert re.search(r"^2 snapshots, \d", table.err, re.MULTILINE)
     assert "in 1 day" in cli("snapshots", "get", first).text
     assert cli("snapshots", "get", first, "--json").json["status"] == "created"
     line = cli("snapshots", "tree", box, "--json").json
@@ -83,7 +85,7 @@ def test_a_checkpoint_lets_the_sandbox_run(cli: Program, box: str) -> None:
     assert cli("checkpoint", "--silent", box).text == ""
 
 
-def test_snapshots_that_are_not_there_are_told(cli: Program, box: str) -> None:
+def test_missing_snapshots_are_reported(cli: Program, box: str) -> None:
     assert "sandkeep snapshots ls" in cli.fails("snapshots", "get", "snap_none")
     cli.fails("rollback", box, "snap_none")
     assert cli("config", "list", box, "--json").json["status"] == "running"
@@ -100,6 +102,10 @@ def test_sessions_are_listed(cli: Program, box: str) -> None:
     (over,) = cli("sessions", "list", box, "--all", "--json").json["sessions"]
     assert over["status"] == "stopped" and over["usage"]["duration"] > 0
     assert over["id"] in cli("sessions", "ls", box, "-a").text
+    cli("exec", box, "true")
+    cli("stop", box)
+    both = cli("sessions", "ls", box, "-a")
+    assert both.text.count("4096 MB") == 2 and "2 sessions; ended ones ran" in both.err
     cli.fails("sessions", "ls", "no-such-sandbox")
 
 
@@ -160,7 +166,7 @@ def test_an_image_is_imported_used_listed_and_deleted(
 
 
 def test_an_image_is_pulled_with_and_without_a_password(
-    cli: Program, local: Program, name: str, tmp_path: Path, root_filesystem: Path
+    local: Program, name: str, tmp_path: Path, root_filesystem: Path
 ) -> None:
     layer = OciImage(architecture=own_platform().partition("/")[2])
     with io.BytesIO() as packed:
@@ -170,17 +176,17 @@ def test_an_image_is_pulled_with_and_without_a_password(
     with running_registry(str(tmp_path / "registry"), password=True) as registry:
         registry.push(name, "1", layer)
         reference = f"{registry.address}/{name}:1"
-        cli.fails("images", "pull", reference, "--insecure")
-        made = cli(
+        local.fails("images", "pull", reference, "--insecure")
+        made = local(
             "images", "pull", reference, "--insecure", "--username", USER, "--json",
             env={"SANDKEEP_PASSWORD": PASSWORD},
         ).json  # fmt: skip
     assert made["names"] == [reference] and made["kind"] == "oci"
-    assert cli("run", "--image", reference, "--", "cat", "/etc/mark").text == "ours\n"
+    assert local("run", "--image", reference, "--", "cat", "/etc/mark").text == "ours\n"
     local("images", "rm", reference)
 
 
-def test_an_image_that_cannot_be_had_is_told(local: Program, tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_pulled_is_reported(local: Program, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no archive")
     local.fails("images", "import", str(tmp_path / "text"), "--name", "x")
     local.fails("images", "pull", "127.0.0.1:1/no/such:image", "--insecure")

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from tests.cli.program import Program
-from tests.server.harness import running_server
+from tests.server.server_process import running_server
 
 SETTINGS = {"network": {"names": {"host.test": ["127.0.0.1"]}, "allowed": ["127.0.0.0/8"]}}
 VALUE = "do-not-print-me"
@@ -72,14 +72,14 @@ def test_secrets_are_set_listed_and_removed_and_never_printed(cli: Program) -> N
     assert "sandkeep secret ls" in cli.fails("secret", "rm", "piped")
     refused = cli("secret", "set", "two", input=f"{VALUE}\n{VALUE}".encode(), status=2)
     assert "one line" in refused.err and VALUE not in refused.err
-    assert "no text" in cli("secret", "set", "binary", input=b"\xff", status=2).err
+    assert "not text" in cli("secret", "set", "binary", input=b"\xff", status=2).err
 
 
-def test_what_the_network_did_is_shown_with_verdict_place_bytes_and_rule(
+def test_network_activity_is_shown_with_verdict_address_bytes_and_rule(
     cli: Program, name: str, port: int
 ) -> None:
     cli("create", "--name", name, "--allowed-domain", "host.test")
-    assert "nothing happened" in cli("net", name).err
+    assert "no network activity" in cli("net", name).err
     following = cli.start("net", "-f", "--json", name)
     assert following.stdout is not None and following.stderr is not None
     try:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sandkeep.cli.output import ago, clean, columns_of, cut, fitted, lifetime, plain, size, span
 from sandkeep.cli.values import DURATION, LIFETIME, SIZE
-from sandkeep.types import Resources, SessionStatus
+from sandkeep.spec import Resources
+from sandkeep.states import SessionStatus
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_a_lifetime_of_zero_is_for_ever() -> None:
         (0, "now"),
     ],
 )
-def test_times_are_told_from_now(seconds: int, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_relative_to_now(seconds: int, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
     class Clock(datetime):
@@ -88,7 +89,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "0", "none", "m", "5x", "5m extra", "-5m", "0s"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         DURATION.convert(text, None, None)
 
@@ -111,12 +112,12 @@ def test_control_characters_are_spelled_out() -> None:
 
 
 @given(st.text(max_size=60), st.integers(2, 40))
-def test_what_is_cut_fits(text: str, width: int) -> None:
+def test_a_shortened_text_fits(text: str, width: int) -> None:
     assert columns_of(cut(text, width)) <= max(width, 1)
 
 
 @given(st.lists(st.integers(1, 80), min_size=1, max_size=8), st.integers(60, 200))
-def test_columns_fit_and_only_wide_ones_give(widths: list[int], room: int) -> None:
+def test_columns_fit_and_only_wide_ones_are_shortened(widths: list[int], room: int) -> None:
     found = fitted(widths, room)
     assert sum(found) <= max(room, 6 * len(widths))
     assert all(new <= old for new, old in zip(found, widths, strict=True))
@@ -138,7 +139,7 @@ def test_values_become_json_with_the_users_own_keys_untouched() -> None:
     )
     assert body == {
         "status": "running",
-        "resources": {"vcpus": 2, "memoryMb": 4096},
+        "resources": {"vcpus": 2, "memoryMb": 4096, "exact": True},
         "time": "2026-01-02T03:04:05.678Z",
         "tags": {"my_own_key": "x"},
         "spans": [60.0],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from tests.cli.program import Program
-from tests.patience import ENOUGH
+from tests.polling import ENOUGH
 
 
 def test_processes_are_listed_with_how_they_ended(cli: Program, box: str) -> None:
-    assert "nothing was run" in cli("ps", box).err
+    assert "no process was started" in cli("ps", box).err
     cli("exec", box, "--", "sh", "-c", "exit 3", status=3)
     (found,) = cli("ps", box, "--json").json
     assert (found["status"], found["returncode"], found["command"]) == ("exited", 3, "sh")
@@ -38,7 +38,7 @@ def test_logs_are_read_from_any_offset_long_after(cli: Program, box: str) -> Non
     assert records[-1]["end"] == 15
 
 
-def test_characters_are_not_torn(cli: Program, box: str) -> None:
+def test_multibyte_characters_are_not_split(cli: Program, box: str) -> None:
     cli("exec", box, "--", "sh", "-c", r"printf '\303'; sleep 0.3; printf '\251'")
     assert "".join(each["text"] for each in cli("logs", "--json", box).lines) == "é"
 
@@ -60,13 +60,13 @@ def test_logs_are_followed_until_the_process_is_killed(cli: Program, box: str) -
 def test_a_signal_by_number_or_name(cli: Program, box: str) -> None:
     running = cli.start("exec", box, "--", "sh", "-c", "trap 'exit 9' USR1; echo begun; sleep 60 & wait")
     assert running.stdout is not None and running.stdout.readline() == b"begun\n"
-    assert "is no signal" in cli.fails("kill", box, "-s", "NOSUCH", status=2)
+    assert "is not a signal" in cli.fails("kill", box, "-s", "NOSUCH", status=2)
     cli("kill", box, "--signal", "sigusr1")
     assert running.wait(ENOUGH) == 9
     running.communicate()
 
 
-def test_what_is_not_there_is_told(cli: Program, box: str) -> None:
+def test_a_missing_process_is_reported(cli: Program, box: str) -> None:
     assert f"sandkeep ps {box} --all" in cli.fails("logs", box)
     assert f"sandkeep ps {box} --all" in cli.fails("logs", box, "cmd_none")
     assert "no process runs" in cli.fails("kill", box)

@@ -15,9 +15,9 @@ import pytest
 from sandkeep.host.images.oci import own_platform
 from tests.cli.program import Program
 from tests.cli.relay import slow
-from tests.host.imagekit import OciImage
+from tests.host.rootfs_runner import OciImage
 from tests.host.test_images_registry import running_registry
-from tests.server.harness import ServerProcess
+from tests.server.server_process import ServerProcess
 
 ERASED = b"\r\033[K"
 
@@ -61,7 +61,7 @@ def test_copies_both_ways_show_how_far_they_are(
         assert cli("cp", str(large), f"{box}:/tmp/large").err.count("\n") == 1
 
 
-def test_what_was_sent_but_has_not_arrived_is_still_waited_for_in_sight(
+def test_progress_is_shown_until_the_server_has_everything(
     server: ServerProcess, box: str, tmp_path: Path
 ) -> None:
     (tmp_path / "small").write_bytes(os.urandom(256 << 10))  # which every buffer on the way holds whole
@@ -69,7 +69,7 @@ def test_what_was_sent_but_has_not_arrived_is_still_waited_for_in_sight(
         assert drawn(cli.on_terminal("cp", str(tmp_path / "small"), f"{box}:/tmp/small"), "Sending /")
 
 
-def test_a_pull_shows_how_far_it_is(cli: Program, local: Program, name: str, tmp_path: Path) -> None:
+def test_a_pull_shows_how_far_it_is(local: Program, name: str, tmp_path: Path) -> None:
     image = OciImage(architecture=own_platform().partition("/")[2])
     with io.BytesIO() as packed:
         with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -82,7 +82,7 @@ def test_a_pull_shows_how_far_it_is(cli: Program, local: Program, name: str, tmp
         host, _, port = registry.address.rpartition(":")
         with slow((host, int(port)), rate=5 << 20) as near:
             reference = f"127.0.0.1:{near}/{name}:1"
-            shown = cli.on_terminal("images", "pull", "--insecure", reference)
+            shown = local.on_terminal("images", "pull", "--insecure", reference)
     assert drawn(shown, "Pulling 127.0.0.1") and "━".encode() in shown
     local("images", "rm", reference)
 
@@ -96,7 +96,7 @@ def test_a_pull_shows_how_far_it_is(cli: Program, local: Program, name: str, tmp
         (["rm"], "Removing"),
     ],
 )
-def test_what_has_no_measure_says_what_is_being_done(
+def test_work_of_unknown_length_is_named(
     server: ServerProcess, cli: Program, name: str, args: list[str], said: str
 ) -> None:
     if args[0] != "create":

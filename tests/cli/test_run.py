@@ -9,14 +9,14 @@ import time
 import pytest
 
 from tests.cli.program import Program, command
-from tests.patience import ENOUGH, longer_and_longer
+from tests.polling import ENOUGH, longer_and_longer
 
 
 def names(cli: Program) -> set[str]:
     return {each["name"] for each in cli("ls", "--all", "--json", "--limit", "100").json["sandboxes"]}
 
 
-def test_a_command_in_a_sandbox_that_leaves_nothing(cli: Program) -> None:
+def test_a_command_without_a_name_leaves_no_sandbox(cli: Program) -> None:
     before = names(cli)
     done = cli("run", "--", "sh", "-c", "echo out; echo err >&2; exit 3", status=3)
     assert (done.text, done.err) == ("out\n", "err\n")
@@ -25,11 +25,34 @@ def test_a_command_in_a_sandbox_that_leaves_nothing(cli: Program) -> None:
 
 def test_a_named_sandbox_is_made_found_and_kept(cli: Program, name: str) -> None:
     cli("run", "--name", name, "--", "sh", "-c", "echo one > file")
-    again = cli("run", "--name", name, "--stop", "--vcpus", "4", "--", "cat", "file")
-    assert again.text == "one\n" and "keeps its configuration" in again.err
+    again = cli("run", "--name", name, "--stop", "--vcpus", "2", "--best-effort", "--", "cat", "file")
+    assert again.text == "one\n"
     assert cli("config", "list", name, "--json").json["status"] == "stopped"
     assert cli("run", "--name", name, "--rm", "cat", "file").text == "one\n"
     assert name not in names(cli)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--network-policy", "deny-all"], ("networkPolicy", "allow-all", "deny-all")),
+        (["--vcpus", "4"], ("resources", '"vcpus": 2', '"vcpus": 4')),
+        (["--non-persistent"], ("persistent", "true", "false")),
+        (["-p", "3000"], ("ports", "[]", "[3000]")),
+        (["--tag", "a=b"], ("tags", "{}", '{"a": "b"}')),
+        (["--timeout", "1h"], ("timeout", "300000", "3600000")),
+        (["--runtime", "node24"], ("runtime", "none", "node24")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_an_option_that_a_named_sandbox_does_not_have_is_refused(
+    cli: Program, box: str, options: list[str], named: tuple[str, ...]
+) -> None:
+    """No command runs under a policy that the caller did not ask for."""
+    done = cli("-q", "run", "--name", box, *options, "--", "echo", "ran", status=125)
+    assert done.text == ""
+    assert all(part in done.err for part in named), done.err
+    assert "sandkeep config" in done.err
 
 
 def test_without_a_name_stop_keeps_it_and_says_how_it_is_called(cli: Program) -> None:
@@ -48,12 +71,14 @@ def test_without_a_name_stop_keeps_it_and_says_how_it_is_called(cli: Program) ->
         ([], "cat", ""),
     ],
 )
-def test_how_a_command_runs(cli: Program, box: str, options: list[str], script: str, said: str) -> None:
+def test_options_of_a_command_take_effect(
+    cli: Program, box: str, options: list[str], script: str, said: str
+) -> None:
     assert cli("exec", *options, box, "--", "sh", "-c", script).text == said
     assert cli("exec", box, *options, "sh", "-c", script).text == said
 
 
-def test_a_variable_named_alone_comes_from_here(cli: Program, box: str) -> None:
+def test_a_variable_without_a_value_is_copied_from_the_local_environment(cli: Program, box: str) -> None:
     assert cli("exec", "-e", "MINE", box, "printenv", "MINE", env={"MINE": "here"}).text == "here\n"
 
 
@@ -66,6 +91,13 @@ def test_a_tag_and_a_terminal_share_a_letter(cli: Program, name: str) -> None:
     done = cli("run", "--name", name, "-t", "a=b", "-it", "--", "echo", "-t", "c=d")
     assert done.text == "-t c=d\n"
     assert cli("config", "list", name, "--json").json["tags"] == {"a": "b"}
+    cli("rm", name)
+
+
+def test_a_shell_has_labels_with_the_same_letter_as_create(cli: Program, name: str) -> None:
+    labels = ["-t", "a=1", "-t", "b=2", "-t", "b=2"]
+    assert cli("sh", "--name", name, *labels, input=b"echo $((20 + 22))\n").text == "42\n"
+    assert cli("config", "list", name, "--json").json["tags"] == {"a": "1", "b": "2"}
     cli("rm", name)
 
 
@@ -90,10 +122,14 @@ def test_output_is_whole_and_exact(cli: Program, box: str) -> None:
         (["no-such-sandbox", "true"], 125, "sandkeep ls --all"),
     ],
 )
-def test_failures_that_are_not_the_commands(
+def test_failures_of_sandkeep_have_their_own_exit_status(
     cli: Program, box: str, args: list[str], status: int, said: str
 ) -> None:
     assert said in cli.fails("exec", *(arg.format(box) for arg in args), status=status)
+
+
+def test_the_hint_for_a_failure_is_printed_once(cli: Program, box: str) -> None:
+    assert cli.fails("exec", box, "--", "echo hello", status=127).count("No shell is involved") == 1
 
 
 def test_run_fails_like_exec_and_still_leaves_nothing(cli: Program) -> None:
@@ -117,7 +153,7 @@ def test_a_command_that_takes_too_long_is_killed(cli: Program, box: str) -> None
     assert "time limit" in done.err
 
 
-def test_the_end_of_the_session_is_told_apart(cli: Program, name: str) -> None:
+def test_a_command_ended_by_its_session_is_reported(cli: Program, name: str) -> None:
     for limit in longer_and_longer(2):  # in which it must have begun
         process = cli.start("run", "--name", name, "--timeout", f"{limit}s", "--", "sleep", "600")
         _, said = process.communicate(timeout=limit + ENOUGH)
@@ -159,7 +195,7 @@ def test_an_interrupt_reaches_the_command_and_a_second_one_kills_it(cli: Program
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_are_the_commands(cli: Program, box: str, number: signal.Signals) -> None:
+def test_signals_are_passed_on_to_the_command(cli: Program, box: str, number: signal.Signals) -> None:
     traps = "trap 'exit 40' INT; trap 'exit 41' TERM; trap 'exit 42' HUP"
     script = f"{traps}; echo ready; while :; do sleep 0.05; done"
     process = cli.start("exec", box, "--", "sh", "-c", script)
@@ -182,7 +218,7 @@ def test_a_reader_that_stops_reading_ends_the_command(cli: Program, box: str) ->
         assert time.monotonic() < deadline
 
 
-def test_a_full_disk_here_is_our_failure(cli: Program, box: str) -> None:
+def test_a_full_local_disk_is_reported_as_a_failure_of_sandkeep(cli: Program, box: str) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [*command(), "exec", box, "echo", "x"],

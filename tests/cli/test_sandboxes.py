@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from sandkeep import sync
 from tests.cli.program import Program
+from tests.polling import until
+from tests.server.server_process import ServerProcess
 
 
 @pytest.fixture
@@ -23,7 +26,7 @@ def three(cli: Program, name: str) -> Iterator[list[str]]:
     cli("rm", "--delete-orphan-snapshots", *names)
 
 
-def test_what_happened_is_listed_with_who_had_it_done(cli: Program, box: str) -> None:
+def test_events_are_listed_with_who_caused_them(cli: Program, box: str) -> None:
     cli("exec", box, "--", "echo", "a b")
     lines = cli("events", box).text.splitlines()
     assert "sandbox.created" in lines[0] and "command=echo 'a b'" in lines[-1]
@@ -34,7 +37,7 @@ def test_what_happened_is_listed_with_who_had_it_done(cli: Program, box: str) ->
     assert (event["kind"], event["sandboxName"]) == ("process.started", box)
     assert event["data"]["command"] == "echo 'a b'"
     assert any(box in line and "sandbox.created" in line for line in cli("events").text.splitlines())
-    assert "nothing" in cli("events", box, "--kind", "drive.").err
+    assert "no such event" in cli("events", box, "--kind", "drive.").err
     assert "no sandbox named" in cli.fails("events", "no-such-sandbox")
 
 
@@ -52,20 +55,48 @@ def test_a_sandbox_is_created_listed_stopped_resumed_and_removed(cli: Program, n
     assert "sandkeep ls --all" in cli.fails("stop", name)
 
 
-def test_a_name_that_is_taken_is_refused_with_what_to_do(cli: Program, box: str) -> None:
-    assert "sandkeep rm" in cli.fails("create", "--name", box)
+def test_stop_prints_usage_and_the_snapshot(cli: Program, box: str) -> None:
+    cli("exec", box, "--", "sh", "-c", "head -c 300000 /dev/urandom > kept")
+    first = cli("stop", box).err
+    assert "with 2 vCPUs and 4096 MB of memory" in first and "all its sessions" not in first
+    assert re.search(r"kept in snap_\S+: [23]\d\d KiB, expires in \d+ days", first)
+    cli("config", "snapshot-expiration", box, "none")
+    cli("exec", box, "true")
+    stopped = cli("stop", "--json", box).json[0]
+    used, total = stopped["session"]["usage"], stopped["total"]
+    assert total["duration"] > used["duration"] > 0
+    again = cli("stop", box).err
+    assert "all its sessions: ran" in again and "never expires" in again
+    assert "Used so far" in cli("config", "list", box).text
+
+
+def test_listings_end_with_a_total(cli: Program, name: str, three: list[str]) -> None:
+    listed = cli("ls", "--name-prefix", name)
+    assert "MEMORY" in listed.text and listed.text.count("4096 MB") == 3
+    assert "3 sandboxes, 3 running with 6 vCPUs and 12288 MB of memory" in listed.err
+    cli("stop", three[0])
+    assert "3 sandboxes, 2 running with 4 vCPUs" in cli("ls", "--all", "--name-prefix", name).err
+    part = cli("ls", "--all", "--name-prefix", name, "--limit", "2").err
+    assert "More results" in part and "sandboxes," not in part
+    assert cli("ls", "-q", "--name-prefix", name).err == ""
+
+
+def test_a_taken_name_is_refused_with_a_hint(cli: Program, box: str) -> None:
+    told = cli.fails("create", "--name", box)
+    assert f"sandkeep connect {box}" in told and "another name" in told
+    assert "sandkeep rm" not in told, "nobody is led to delete what they have"
 
 
 def test_creation_tells_programs_everything(cli: Program, name: str) -> None:
     made = cli(
         "create", "--json", "--name", name, "--vcpus", "4", "--timeout", "10m", "-t", "a=b", "-p", "3000",
-        "--non-persistent", "--snapshot-expiration", "none", "--keep-last-snapshots", "3",
+        "--best-effort", "--non-persistent", "--snapshot-expiration", "none", "--keep-last-snapshots", "3",
         "--keep-last-snapshots-for", "7d", "--delete-evicted-snapshots", "false",
         "--network-policy", "deny-all",
     ).json  # fmt: skip
     cli("rm", name)
     assert made["name"] == name and made["status"] == "running" and made["persistent"] is False
-    assert made["resources"] == {"vcpus": 4, "memoryMb": 8192}
+    assert made["resources"] == {"vcpus": 4, "memoryMb": 8192, "exact": False}
     assert made["executionTimeLimit"] == 600 and made["snapshotExpiration"] == 0
     assert made["snapshotRetention"] == {"count": 3, "expiration": 604800, "deleteEvicted": False}
     assert made["tags"] == {"a": "b"} and made["networkPolicy"]["mode"] == "deny-all"
@@ -78,13 +109,33 @@ def test_a_sandbox_without_a_name_gets_one(cli: Program) -> None:
     cli("rm", made)
 
 
-def test_lists_go_on_with_the_command_they_name(cli: Program, name: str, three: list[str]) -> None:
+def test_a_listing_prints_the_command_for_its_next_page(cli: Program, name: str, three: list[str]) -> None:
     page = cli("ls", "--name-prefix", name, "--limit", "2")
     more = shlex.split(page.err.partition("More results: ")[2])
     assert more[:2] == ["sandkeep", "ls"]
     assert three[0] in page.text and three[1] in page.text and three[2] not in page.text
     rest = cli(*more[1:])
     assert three[2] in rest.text and three[0] not in rest.text and "More results" not in rest.err
+
+
+def test_a_list_shows_all_there_is(server: ServerProcess, cli: Program, name: str) -> None:
+    """More than the server gives at once: for people, for programs, and as names for a script."""
+    made = [f"{name}-{number:03}" for number in range(103)]
+    with sync.Client(server.url, token=server.token) as client:
+        for each in made:
+            client.get_or_create_drive(each)
+        narrowed = ["drives", "ls", "--name-prefix", name]
+        table = cli(*narrowed)
+        assert [line.split()[0] for line in table.text.splitlines()[1:]] == made and not table.err
+        listed = cli(*narrowed, "--json").json
+        assert [each["name"] for each in listed["drives"]] == made and listed["next"] is None
+        assert cli(*narrowed, "-q").text.splitlines() == made
+        some = cli(*narrowed, "--limit", "101")
+        assert len(some.text.splitlines()) == 102 and "More results: " in some.err
+        rest = cli(*shlex.split(some.err.partition("More results: ")[2])[1:], "-q")
+        assert rest.text.splitlines() == made[101:]
+        for each in made:
+            client.delete_drive(each)
 
 
 def test_lists_for_programs_have_items_and_a_cursor(cli: Program, name: str, three: list[str]) -> None:
@@ -99,11 +150,11 @@ def test_lists_are_narrowed_and_sorted(cli: Program, name: str, three: list[str]
     assert [each["name"] for each in tagged["sandboxes"]] == [three[1]]
     down = cli("ls", "--json", "--name-prefix", name, "--sort-order", "desc").json
     assert [each["name"] for each in down["sandboxes"]] == three[::-1]
-    assert "--all looks" in cli("ls", "--tag", "no=such").err
+    assert "--all also looks" in cli("ls", "--tag", "no=such").err
     assert cli("ls", "--all", "--tag", "no=such").err == "no such sandbox\n"
 
 
-def test_several_are_done_although_one_fails(cli: Program, name: str, three: list[str]) -> None:
+def test_one_failure_does_not_stop_the_others(cli: Program, name: str, three: list[str]) -> None:
     done = cli("stop", "--json", three[0], f"{name}-none", three[1], status=1).json
     assert [each.get("error", {}).get("code") for each in done] == [None, "not_found", None]
     assert done[0]["session"]["status"] == "stopped" and done[0]["snapshot"]["id"].startswith("snap_")
@@ -111,11 +162,52 @@ def test_several_are_done_although_one_fails(cli: Program, name: str, three: lis
     assert gone[0]["error"]["code"] == "not_found"
 
 
+def test_removing_by_tag_or_prefix_needs_confirmation(cli: Program, name: str, three: list[str]) -> None:
+    assert "confirm with --yes" in cli.fails("rm", "--prefix", f"{name}-", status=2)
+    assert "--all, --tag or --prefix" in cli.fails("rm", status=2)
+    assert "--all, --tag or --prefix" in cli.fails("rm", "--all", three[0], status=2)
+    assert cli("ls", "-q", "--name-prefix", name).text.split() == three
+    assert cli("rm", "--tag", f"place={name}-1", "--yes").text.split() == [three[1]]
+    assert cli("ls", "-q", "--name-prefix", name).text.split() == [three[0], three[2]]
+    done = cli("rm", "--json", "--prefix", f"{name}-", "-y").json
+    assert done == [{"name": each, "removed": True} for each in (three[0], three[2])]
+    assert cli("rm", "--prefix", f"{name}-", "--yes").err == "no such sandbox\n"
+    for each in three:
+        cli("create", "--silent", "--name", each)
+
+
+def test_removing_all_asks_on_a_terminal(server: ServerProcess, cli: Program, name: str) -> None:
+    project = ["--project", name]
+    local = Program({"SANDKEEP_URL": f"unix://{server.socket}"})
+    local("create", "--silent", "--name", "one", *project)
+    asked = local.on_terminal("rm", "--all", *project, status=1, typed=b"n\n")
+    assert b"Remove 1 sandbox for good (one)?" in asked
+    assert local("ls", "--all", "-q", *project).text == "one\n"
+    local.on_terminal("rm", "--all", *project, typed=b"y\n")
+    assert local("ls", "--all", "-q", *project).text == ""
+
+
+def test_rm_says_that_snapshots_are_kept(cli: Program, name: str) -> None:
+    for options, stay in ([], True), (["--delete-orphan-snapshots"], False):
+        cli("create", "--silent", "--name", name)
+        kept = cli("stop", "--json", name).json[0]["snapshot"]["id"]
+        assert ("snapshots are kept until they expire" in cli("rm", name, *options).err) is stay
+        assert (cli("snapshots", "get", kept, "--json").json["status"] == "created") is stay
+        cli("snapshots", "rm", kept)
+
+
 def test_a_fork_has_the_files_and_other_settings_where_asked(cli: Program, box: str) -> None:
     cli("exec", box, "--", "sh", "-c", "echo here > file")
+    for options, said, found in (([], True, 1), (["--live"], False, 0)):
+        forked = cli("fork", box, "--name", f"{box}-2", *options)
+        try:
+            assert ("--live includes them" in forked.err) is said
+            cli("exec", f"{box}-2", "test", "-e", "file", status=found)
+        finally:
+            cli("rm", f"{box}-2")
     cli("stop", box)
     try:
-        made = cli("fork", "--json", box, "--name", f"{box}-2", "--vcpus", "4").json
+        made = cli("fork", "--json", box, "--name", f"{box}-2", "--vcpus", "4", "--best-effort").json
         assert made["resources"]["vcpus"] == 4
         assert cli("exec", f"{box}-2", "cat", "file").text == "here\n"
         assert "exists" in cli.fails("fork", box, "--name", f"{box}-2")
@@ -125,14 +217,19 @@ def test_a_fork_has_the_files_and_other_settings_where_asked(cli: Program, box: 
 
 
 CHANGES: list[tuple[list[str], Callable[[Any], bool]]] = [
-    (["vcpus", "4"], lambda found: found["resources"] == {"vcpus": 4, "memoryMb": 8192}),
+    (["vcpus", "4", "--best-effort"], lambda found: found["resources"]["vcpus"] == 4),
     (["timeout", "1h30m"], lambda found: found["executionTimeLimit"] == 5400),
+    (["idle-timeout", "45m"], lambda found: found["idleTimeout"] == 2700),
     (["persistent", "false"], lambda found: found["persistent"] is False),
     (["tags", "-t", "x=1", "--tag", "y_z=2"], lambda found: found["tags"] == {"x": "1", "y_z": "2"}),
     (["tags"], lambda found: found["tags"] == {}),
     (["ports", "-p", "4000"], lambda found: [route["port"] for route in found["routes"]] == [4000]),
     (["env", "-e", "A=b"], lambda found: True),
     (["mounts"], lambda found: found["mounts"] == {}),
+    (["delete-after", "12h"], lambda found: found["deleteAfter"] == 43200 and found["deleteAt"]),
+    (["delete-after", "none"], lambda found: found["deleteAt"] is None),
+    (["destroy-on-stop", "true"], lambda found: found["destroyOnStop"] is True),
+    (["destroy-on-stop", "false"], lambda found: found["destroyOnStop"] is False),
     (["snapshot-expiration", "7d"], lambda found: found["snapshotExpiration"] == 604800),
     (["keep-last-snapshots", "3"], lambda found: found["snapshotRetention"]["count"] == 3),
     (["keep-last-snapshots-for", "none"], lambda found: found["snapshotRetention"]["expiration"] == 0),
@@ -151,9 +248,42 @@ def test_every_configuration_can_be_changed(cli: Program, box: str) -> None:
         found = cli("config", field, box, *value, "--json").json
         assert holds(found), (field, found)
     shown = cli("config", "list", box).text
-    for part in ("1h 30m", "8192 MB", "4000", "restricted: *.example.com, not 10.0.0.0/8"):
+    for part in ("1h 30m", "45m", "8192 MB", "4000", "restricted: *.example.com, not 10.0.0.0/8"):
         assert part in shown, shown
     assert cli("config", "list", box, "--json").json["executionTimeLimit"] == 5400
+    assert cli("config", "idle-timeout", box, "none", "--json").json["idleTimeout"] is None
+
+
+@pytest.mark.parametrize("over", ["tcp", "unix"])
+def test_a_sandbox_with_an_idle_timeout_ends_when_nothing_uses_it(
+    cli: Program, local: Program, name: str, over: str
+) -> None:
+    program = cli if over == "tcp" else local
+    made = program("create", "--name", name, "--idle-timeout", "5s", "--json").json
+    try:
+        assert made["idleTimeout"] == 5
+        fork = program("fork", "--json", name, "--name", f"{name}-2", "--idle-timeout", "none").json
+        program("rm", f"{name}-2")
+        assert fork["idleTimeout"] is None
+        until(lambda: program("config", "list", name, "--json").json["status"] == "stopped")
+        [session] = program("sessions", "ls", name, "--all", "--json").json["sessions"]
+        assert (session["stopReason"], session["idleTimeout"]) == ("idle", 5)
+        assert (
+            "5000, and 9000" in program("run", "--name", name, "--idle-timeout", "9s", "true", status=125).err
+        )
+    finally:
+        program("rm", name)
+
+
+@pytest.mark.parametrize("over", ["tcp", "unix"])
+def test_a_sandbox_that_is_destroyed_on_stop_is_gone_after_it(
+    cli: Program, local: Program, name: str, over: str
+) -> None:
+    program = cli if over == "tcp" else local
+    made = program("create", "--name", name, "--destroy-on-stop", "--delete-after", "1h", "--json").json
+    assert made["destroyOnStop"] and made["deleteAfter"] == 3600
+    assert "files are kept" not in program("stop", name).err
+    until(lambda: "no such sandbox" in program("ls", "--all", "--name-prefix", name).err)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +298,7 @@ def test_every_configuration_can_be_changed(cli: Program, box: str) -> None:
         (["timeout", "no-such-sandbox", "5m"], 1),
     ],
 )
-def test_what_cannot_be_configured_is_refused(cli: Program, box: str, args: list[str], status: int) -> None:
+def test_invalid_configuration_is_refused(cli: Program, box: str, args: list[str], status: int) -> None:
     cli.fails("config", *(arg.format(box) for arg in args), status=status)
 
 
@@ -182,7 +312,7 @@ def test_colours_and_cursor_movements_stay_out_of_pipes(cli: Program, box: str) 
         assert b"\x1b" not in done.out and "\x1b" not in done.err
 
 
-def test_options_known_from_elsewhere_do_nothing_or_say_why_not(cli: Program, name: str) -> None:
+def test_options_of_other_tools_do_nothing_or_are_refused_with_a_reason(cli: Program, name: str) -> None:
     where = ["--region", "fra1", "--failover-regions", "sfo1,hnd1"]
     cli("create", "--name", name, *where)
     cli("fork", name, "--name", f"{name}-2", *where)
@@ -202,5 +332,5 @@ def test_a_team_has_projects_of_its_own(cli: Program, local: Program, name: str)
         assert name in local(*asked).text
     assert name in local("ls", "--all", env={"SANDKEEP_TEAM": "others"}).text
     assert f"no sandbox named {name}" in local.fails("rm", name)
-    assert "does not act for this team" in cli.fails("rm", name, "--scope", "others")
+    assert "is not valid for team" in cli.fails("rm", name, "--scope", "others")
     local("rm", name, "--scope", "others")

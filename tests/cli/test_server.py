@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.server import embedded
+from sandkeep import embedded
 from tests.cli.program import Program
 from tests.conftest import User, remove_tree
-from tests.server.harness import PROJECT, TEAM, ServerProcess
+from tests.sdk.tls import Authority, TlsFront
+from tests.server.server_process import PROJECT, TEAM, ServerProcess
 
 
 @pytest.fixture
 def alone(able: None) -> Iterator[Program]:
-    """No server at all: whoever needs one starts it."""
+    """A data directory without a server: the first command that needs one starts it."""
     directory = tempfile.mkdtemp(prefix="cli-")
     program = Program({"SANDKEEP_HOME": directory})
     yield program
@@ -39,7 +40,7 @@ def alone(able: None) -> Iterator[Program]:
 def test_the_first_command_starts_what_it_needs(alone: Program) -> None:
     before = alone("status", "--json").json
     assert before["running"] is False and before["embedded"] is True
-    assert "does not run" in alone("status").text
+    assert "does not run" in alone("status").text and before["dataDirectory"] == alone.env["SANDKEEP_HOME"]
     assert alone("run", "--", "python3", "-c", "print('hello')").text == "hello\n"
     after = alone("status", "--json").json
     assert after["running"] is True and after["embedded"] is True and after["sandboxes"] == 0
@@ -48,6 +49,13 @@ def test_the_first_command_starts_what_it_needs(alone: Program) -> None:
     assert "1 sandbox" in alone("status").text
     assert alone("exec", "-i", "kept", "cat", input=b"in").out == b"in"
     assert alone("stop", "kept", "--json").json[0]["snapshot"]["id"].startswith("snap_")
+    shown = alone("status").text
+    assert f"Data     {alone.env['SANDKEEP_HOME']}" in shown
+    assert "Kept     1 sandbox, 1 snapshot, no drives, no images, " in shown and "MiB" in shown
+    kept = alone("status", "--json").json["kept"]
+    assert kept["complete"] is True and kept["bytes"] > 1 << 20
+    nowhere = Program({"SANDKEEP_HOME": f"{alone.env['SANDKEEP_HOME']}/none"})
+    assert "Kept    nothing yet" in nowhere("status").text
 
 
 @pytest.mark.parametrize("kind", ["ordinary_user", "single_user"])
@@ -142,6 +150,40 @@ def test_tokens_are_made_listed_and_revoked(server: ServerProcess) -> None:
     assert "sandkeep token ls" in here.fails("token", "revoke", "tok_none", "--team", TEAM)
     assert here("token", "create", "--team", "t", "--project", "p").text.startswith("sk_")
     assert "no tokens" in here("token", "ls", "--team", "nobody").err
+
+
+def test_a_token_can_be_created_while_no_server_runs_and_none_is_left_running(alone: Program) -> None:
+    made = alone("token", "create", "--name", "early", "--json").json
+    assert alone("status", "--json").json["running"] is False
+    assert not embedded.is_served(alone.env["SANDKEEP_HOME"])
+    assert [each["id"] for each in alone("token", "ls", "--json").json] == [made["id"]]
+    alone("create", "-q", "--name", "kept")
+    assert alone("token", "revoke", made["id"]).text == f"revoked {made['id']}\n"
+    assert alone("status", "--json").json["sandboxes"] == 1
+
+
+def test_tokens_are_those_of_the_server_in_use(local: Program, cli: Program, server: ServerProcess) -> None:
+    listed = [each["id"] for each in local("token", "ls", "--team", TEAM, "--json").json]
+    assert listed and listed == [
+        each["id"]
+        for each in cli("token", "ls", "--team", TEAM, "--data-dir", str(server.data), "--json").json
+    ]
+    for command in (["ls"], ["create"], ["revoke", listed[0]]):
+        said = cli.fails("token", *command)
+        assert server.url in said and "run this there" in said
+
+
+def test_status_says_what_is_wrong_with_a_server(cli: Program, server: ServerProcess, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    with TlsFront(authority.server_context(), server.url) as front:
+        env = {"SANDKEEP_URL": front.url}
+        said = cli("status", status=1, env=env).text
+        assert "is not trusted" in said and "SSL_CERT_FILE" in said
+        assert "certificate" in cli("status", "--json", status=1, env=env).json["problem"]
+        assert cli("status", env={**env, "SSL_CERT_FILE": str(authority.file)}).text.split()[1] == "runs,"
+    assert "refused" in cli("status", status=1, env={"SANDKEEP_URL": "http://127.0.0.1:1"}).text
+    beside = {"SANDKEEP_URL": f"{server.url}/v1/images"}
+    assert "as no sandkeep server does" in cli("status", status=1, env=beside).text
 
 
 def test_a_token_is_by_default_for_what_is_seen_without_one(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.program import Program
 from tests.cli.screen import Screen
-from tests.patience import ENOUGH
+from tests.polling import ENOUGH
 
 PROMPT = "sandbox:"
 """What the prompt of a shell inside has, after the user's name."""
@@ -186,8 +186,22 @@ def test_options_count_on_a_terminal_too(screen: Screen, box: str) -> None:
     )
     text = screen.wait("status=0")
     assert text.split()[text.split().index("status=0") - 3 :][:3] == ["0", "/tmp", "b"]
-    screen.sandkeep("exec", "-it", "--timeout", "5s", box, "true")
-    screen.wait("status=2")
+
+
+def test_a_time_limit_counts_on_a_terminal_too(screen: Screen, cli: Program, box: str) -> None:
+    for command in (
+        ["exec", "-it", "--timeout", "1s", box, "sleep", "7655"],
+        ["connect", "--timeout", "1s", box],
+    ):
+        before = screen.settings()
+        screen.sandkeep(*command)
+        assert "killed after 1s" in screen.wait("status=137")
+        assert screen.settings() == before
+    screen.sandkeep("connect", "--timeout", "1h", box)
+    screen.wait(PROMPT)
+    screen.press("exit 5", "Enter")
+    screen.wait("status=5")
+    cli("connect", "--timeout", "1s", box, input=b"exec sleep 600\n", status=137)
 
 
 def expiry(cli: Program, name: str) -> datetime:
@@ -199,12 +213,14 @@ def test_the_timeout_is_extended_while_attached_unless_told_not_to(
 ) -> None:
     cli("create", "-q", "--name", name, "--timeout", "110s")
     first = expiry(cli, name)
-    screen.sandkeep("connect", "--no-extend-timeout", name)
-    screen.wait(PROMPT)
-    time.sleep(1)
-    assert expiry(cli, name) == first
-    screen.press("C-d")
-    screen.wait("status=0")
+    for command in (["connect", name], ["run", "--connect", "--name", name, "--", "true"]):
+        screen.sandkeep(command[0], "--no-extend-timeout", *command[1:])
+        screen.wait(PROMPT)
+        time.sleep(1)
+        assert expiry(cli, name) == first
+        screen.press("C-d")
+        screen.wait("status=0")
+        screen.press("clear", "Enter")
     screen.sandkeep("connect", name)
     screen.wait(PROMPT)
     deadline = time.monotonic() + ENOUGH

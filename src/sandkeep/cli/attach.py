@@ -1,8 +1,7 @@
-"""A program on a terminal in a sandbox, attached to the terminal here.
+"""A program on a terminal in a sandbox, attached to the local terminal.
 
-The terminal here is raw while the program runs, so every key reaches the program, and is put back on every
-way out: the program's end, a lost connection, a signal, an error. While attached the session's timeout is
-kept extended.
+The local terminal is in raw mode while the program runs, so that every key reaches the program. Its mode is
+restored however that ends: by the program's end, a lost connection, a signal or an error.
 """
 
 from __future__ import annotations
@@ -16,27 +15,24 @@ import threading
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from sandkeep.cli.ending import Ended
+from sandkeep.cli.exit_status import Ended
 from sandkeep.cli.follow import write
-from sandkeep.errors import SandkeepError, TimeoutInvalid
+from sandkeep.errors import SandkeepError
 
 if TYPE_CHECKING:
     from sandkeep.sync import Sandbox, Terminal
 
-_EXTENSION: Final = timedelta(minutes=5)
-_MARGIN: Final = timedelta(minutes=2)
-_LOOK: Final = 30.0
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SANE: Final = b"\033[?1047l\033[?1000l\033[?1002l\033[?1003l\033[?1006l\033[?2004l\033[?25h\033[0m\r\n"
-"""Out of the alternate screen, no mouse reports, no bracketed paste, a cursor, no colours."""
+"""Leaves the alternate screen, ends mouse reports and bracketed paste, shows the cursor, resets colours."""
 _PASSED_ON: Final = ("TERM", "COLORTERM", "LANG", "LC_ALL")
 
 
 def possible() -> bool:
-    """Whether there is a terminal on both sides of us."""
+    """Whether standard input and standard output are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -45,11 +41,12 @@ def attach(
     command: Sequence[str],
     *,
     cwd: str | None = None,
-    env: dict[str, str] | None = None,
+    env: dict[str, str | None] | None = None,
     sudo: bool = False,
+    kill_after: timedelta | None = None,
     extend: bool = True,
 ) -> int:
-    """Run a program on a terminal and be its keyboard and screen; returns its exit status."""
+    """Run a program on a terminal, be its keyboard and screen, and return its exit status."""
     program, *args = ("sudo", *command) if sudo else command
     size = os.get_terminal_size(sys.stdout.fileno())
     variables = {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
@@ -61,28 +58,27 @@ def attach(
         env={**variables, **(env or {})},
         columns=size.columns or 80,
         rows=size.lines or 24,
+        kill_after=kill_after,
+        extend_timeout=extend,
     ) as terminal:
-        return _Attachment(box, terminal, extend=extend).run()
+        return _Attachment(terminal).run()
 
 
 class _Attachment:
-    """The main thread reads the keyboard, a second one the program, a third one watches the timeout."""
+    """The main thread reads the keyboard, a second thread reads the program's output."""
 
-    def __init__(self, box: Sandbox, terminal: Terminal, *, extend: bool) -> None:
+    def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._failure: BaseException | None = None
         self._over = threading.Event()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
-        self._keeper = _Keeper(box, self._over) if extend else None
 
     def run(self) -> int:
         reader = threading.Thread(target=self._read, name="screen", daemon=True)
         try:
             with _signals(self._wake), _raw(0) as sane:
                 reader.start()
-                if self._keeper is not None:
-                    self._keeper.start()
                 self._type()
                 reader.join()
                 code = self._terminal.returncode
@@ -110,7 +106,7 @@ class _Attachment:
                 os.write(self._wake, b"\0")
 
     def _type(self) -> None:
-        """Send what is typed until the program has ended."""
+        """Send typed keys until the program has ended."""
         sources = [0, self._woken]
         while not self._over.is_set():
             ready, _, _ = select.select(sources, [], [])
@@ -127,7 +123,7 @@ class _Attachment:
     def _signalled(self, number: int) -> None:
         if number == signal.SIGWINCH:
             size = os.get_terminal_size(1)
-            # A window that is being taken apart may have no size.
+            # A window that is being closed may have no size.
             self._send(lambda: self._terminal.resize(columns=size.columns or 80, rows=size.lines or 24))
         elif number in _ENDING:
             raise Ended(128 + number)
@@ -136,51 +132,20 @@ class _Attachment:
         try:
             send(*data)
         except SandkeepError:
-            pass  # whoever reads finds out what happened
+            pass  # the thread that reads the output finds out why
 
 
 def _keys() -> bytes:
     try:
         return os.read(0, 1 << 16)
     except OSError:
-        # How the end of a terminal is told to those who use it.
+        # Reading from a terminal that is gone fails with EIO.
         raise Ended(128 + signal.SIGHUP) from None
-
-
-class _Keeper(threading.Thread):
-    """Moves the deadline of the session further away whenever it comes close."""
-
-    def __init__(self, box: Sandbox, over: threading.Event) -> None:
-        super().__init__(name="timeout", daemon=True)
-        self._box = box
-        self._session = box.current_session.id
-        self._over = over
-
-    def run(self) -> None:
-        while True:
-            try:
-                self._box.refresh()
-                session = self._box.current_session
-                if session.id != self._session or not session.is_running:
-                    return  # never start another session for the sake of its timeout
-                until = self._box.expires_at
-                if until is None:
-                    return
-                if until - datetime.now(UTC) < _MARGIN:
-                    self._box.extend_execution_time_limit(_EXTENSION)
-                    continue
-                wait = (until - _MARGIN - datetime.now(UTC)).total_seconds()
-            except TimeoutInvalid:
-                return  # as long as a session may live
-            except SandkeepError:
-                wait = _LOOK
-            if self._over.wait(min(max(wait, 0.2), _LOOK)):
-                return
 
 
 @contextmanager
 def _signals(wake: int) -> Iterator[None]:
-    """Signals as bytes in a pipe: a handler may run at any moment, the loop knows a good one."""
+    """Turn signals into bytes in a pipe, which the loop reads: a handler can run at any point."""
     before = {number: signal.getsignal(number) for number in (signal.SIGWINCH, *_ENDING)}
     for number in before:
         signal.signal(number, lambda *_: None)
@@ -195,7 +160,7 @@ def _signals(wake: int) -> Iterator[None]:
 
 @contextmanager
 def _raw(fd: int) -> Iterator[Callable[[], None]]:
-    """The terminal in raw mode. Call what it gives when the program has put the screen in order itself."""
+    """Put the terminal into raw mode. Call what it yields if the program has restored the screen itself."""
     kept = termios.tcgetattr(fd)
     orderly: list[bool] = []
     tty.setraw(fd)

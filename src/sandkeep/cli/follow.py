@@ -1,7 +1,7 @@
-"""A process without a terminal, as if it ran here: its output live, our input and signals passed on.
+"""A process without a terminal, as if it ran locally: its output live, input and signals passed on.
 
-The first Ctrl-C is for the process, the second one kills it. Signals are sent by a thread: a handler may run
-in the middle of anything, also while a connection's lock is held.
+The first Ctrl-C goes to the process, the second one kills it. A thread sends the signals: a handler can run
+at any point, also while the lock of a connection is held.
 """
 
 from __future__ import annotations
@@ -16,52 +16,57 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from sandkeep.cli import interrupts
-from sandkeep.cli.ending import say
+from sandkeep.cli.exit_status import say
 from sandkeep.errors import NotFound, SandkeepError, SessionStopped, SessionStopping
-from sandkeep.types import OutputStream
+from sandkeep.states import OutputStream
 
 if TYPE_CHECKING:
-    from sandkeep.sync import Process
-
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    from sandkeep.sync import OutputGap, Process
 
 
 def follow(process: Process, *, stdin: bool) -> int:
-    """See a process to its end; returns its exit status."""
+    """Follow a process to its end and return its exit status."""
     if stdin:
         _Feeder(process).start()
     with _signals_passed_on(process):
         try:
             show(process)
         except BrokenPipeError:
-            # Nobody reads our output any more, which is what the process would have been told here.
+            # The reader of the output is gone. A local process would get SIGPIPE.
             _try_to_send(process, signal.SIGPIPE)
             raise
         return process.wait()
 
 
 def show(process: Process, *, offset: int = 0, live: bool = True) -> None:
-    """Write what a process prints to our own standard output and error."""
+    """Write the output of a process to standard output and standard error."""
     from sandkeep.sync import OutputGap
 
     sys.stdout.flush()
     with closing(process.output(offset, follow=live)) as items:
         for item in items:
             if isinstance(item, OutputGap):
-                say(f"{item.length} bytes of output were dropped: more than the log keeps")
+                say(missing(item))
             else:
                 write(2 if item.stream is OutputStream.STDERR else 1, item.data)
 
 
+def missing(gap: OutputGap) -> str:
+    if gap.reason == "dropped":
+        return f"{gap.length} bytes of output were dropped: more than the log keeps"
+    amount = f"{gap.length} bytes" if gap.length else "the rest"
+    return f"{amount} of output cannot be shown: the log is damaged from byte {gap.offset}"
+
+
 def write(fd: int, data: bytes) -> None:
-    """All of it."""
+    """Write all of ``data``."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 class _Feeder(threading.Thread):
-    """Gives the process what comes in on our standard input."""
+    """Passes standard input on to the process."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(name="stdin", daemon=True)
@@ -75,7 +80,7 @@ class _Feeder(threading.Thread):
                 stdin.write(data)
             stdin.close()
         except (SandkeepError, OSError):
-            pass  # it does not read any more, or has ended
+            pass  # the process has closed its input, or has ended
 
 
 class _Sender(threading.Thread):
@@ -105,7 +110,7 @@ def _try_to_send(process: Process, number: int) -> None:
     try:
         process.send_signal(number)
     except (NotFound, SessionStopped, SessionStopping):
-        pass  # it has ended, and so do we in a moment
+        pass  # the process has ended, and this command ends with it
     except SandkeepError as error:
         say(f"{signal.Signals(number).name} did not reach the command: {error.message}", error.hint)
 
@@ -118,12 +123,10 @@ def _signals_passed_on(process: Process) -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         sender.put(number)
 
-    before = {number: signal.signal(number, handle) for number in _PASSED_ON}
-    for number in interrupts.taken():
-        sender.put(number)
     try:
-        yield
+        with interrupts.handled(handle, interrupts.ENDING):
+            for number in interrupts.taken():
+                sender.put(number)
+            yield
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
         sender.finish()

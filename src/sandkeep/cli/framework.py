@@ -1,4 +1,4 @@
-"""What every command is made of: common options, help in one shape, and the connection it works on.
+"""What every command is made of: common options, help in one shape, and the checks of a command line.
 
 A command is a function that takes an :class:`App` and its own parameters, decorated with :func:`command`.
 The options that all commands share (which server, JSON or not, quiet, debug) are added here and end up in the
@@ -7,23 +7,19 @@ App.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from sandkeep.cli.output import Output, span
-from sandkeep.cli.progress import Bar, busy, measured
+from sandkeep.cli.app import App, common_values
+from sandkeep.cli.completion import sandbox_names
+from sandkeep.cli.output import span
 from sandkeep.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from sandkeep.sync import Client, Sandbox
-
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 OPTIONS, COMMON = "Options", "Common options"
 _OPTION_OF = {
@@ -38,70 +34,13 @@ _OPTION_OF = {
 }
 """Options whose names are not those of the fields they set."""
 WIDTH = 100
-"""Columns of help text, where the terminal has as many."""
-
-
-class App:
-    """One invocation: where it connects and how it speaks."""
-
-    def __init__(self, values: dict[str, Any], *, seconds: float = 60.0) -> None:
-        """
-        Args:
-            values: of the common options, by name.
-            seconds: how long to wait for what should be quick.
-        """
-        self._seconds = seconds
-        self.json: bool = values.get("json", False)
-        self.quiet: bool = values.get("quiet", False) or "SANDKEEP_QUIET" in os.environ
-        self.data_dir: str | None = values.get("data_dir")
-        self._url: str | None = values.get("url")
-        self._token: str | None = values.get("token")
-        self._team: str | None = values.get("team")
-        self._project: str | None = values.get("project")
-        self.out = Output(quiet=self.quiet)
-        if self.data_dir is not None:
-            # Named on this command line, so it counts for more than a server from the environment.
-            os.environ["SANDKEEP_HOME"] = os.path.abspath(self.data_dir)
-            os.environ.pop("SANDKEEP_URL", None)
-
-    @cached_property
-    def client(self) -> Client:
-        """The server, reached when it is first asked something; started when it is ours and does not run."""
-        from sandkeep.sync import Client
-
-        return Client(
-            self._url, token=self._token, team=self._team, project=self._project, timeout=self._seconds
-        )
-
-    def close(self) -> None:
-        if "client" in self.__dict__:
-            self.client.close()
-
-    @property
-    def url(self) -> str | None:
-        """The server asked for; ``None`` is the embedded one."""
-        return self._url or os.environ.get("SANDKEEP_URL") or None
-
-    def sandbox(self, name: str) -> Sandbox:
-        """A handle for an existing sandbox; starts nothing."""
-        return self.client.get_sandbox(name)
-
-    def note(self, text: str) -> None:
-        """Something worth knowing that is no result."""
-        if not self.quiet:
-            click.echo(text, err=True)
-
-    def busy(self, text: str) -> AbstractContextManager[None]:
-        return busy(text, quiet=self.quiet or self.json)
-
-    def bar(self, text: str) -> AbstractContextManager[Bar]:
-        return measured(text, quiet=self.quiet or self.json)
+"""Columns of help text, if the terminal has as many."""
 
 
 # --- parameters ------------------------------------------------------------------------------------------
 
 
-class Option(click.Option):
+class HelpOption(click.Option):
     """An option under a heading of the help text."""
 
     def __init__(self, *args: Any, section: str = OPTIONS, **kwargs: Any) -> None:
@@ -117,16 +56,16 @@ class Argument(click.Argument):
         self.about = help
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """What it is called in a sentence: without what usage lines have around it."""
+        """Return its name for error messages: the metavar without brackets and dots."""
         return (self.metavar or "").strip("[]").removeprefix("--] ").removesuffix("...")
 
 
 def option(*names: str, section: str = OPTIONS, **kwargs: Any) -> Callable[[F], F]:
-    return click.option(*names, cls=Option, section=section, **kwargs)
+    return click.option(*names, cls=HelpOption, section=section, **kwargs)
 
 
 def absent(why: str) -> dict[str, Any]:
-    """Makes an option that people know from elsewhere refuse its value, with the reason."""
+    """Return settings for a hidden option of other tools that refuses every value, and says why."""
 
     def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:
@@ -135,12 +74,29 @@ def absent(why: str) -> dict[str, Any]:
     return {"hidden": True, "expose_value": False, "callback": refuse}
 
 
+def each_once(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, R], ...]) -> Any:
+    """Refuse a key that is given twice with different values, as only one of them could count."""
+    found: dict[str, R] = {}
+    for key, content in value:
+        if found.setdefault(key, content) != content:
+            raise click.BadParameter(f"{key} is given twice, with different values", ctx, param)
+    return value
+
+
+def only_one(ctx: click.Context, param: click.Parameter, value: tuple[R, ...]) -> R | None:
+    """Refuse an option that is given twice with different values, as only one of them could count."""
+    found = tuple(dict.fromkeys(value))
+    if len(found) > 1:
+        raise click.BadParameter("only one value is allowed", ctx, param)
+    return found[0] if found else None
+
+
 def argument(name: str, *, metavar: str, help: str, **kwargs: Any) -> Callable[[F], F]:
     return click.argument(name, cls=Argument, metavar=metavar, help=help, **kwargs)
 
 
 def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
-    """Several options as one decorator, in the order they are listed."""
+    """Combine several options into one decorator, in the order they are listed."""
 
     def add(function: F) -> F:
         for decorator in reversed(decorators):
@@ -150,83 +106,109 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
-def sandbox_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names to complete with: those of a server that runs already, since pressing Tab must start nothing."""
-    from sandkeep.cli.completion import names_of_sandboxes
-
-    return names_of_sandboxes(_kept(ctx), incomplete)
-
-
 def sandbox_argument(**kwargs: Any) -> Callable[[F], F]:
     help_text = kwargs.pop("help", "The sandbox.")
     shown = "NAME..." if kwargs.get("nargs") == -1 else "NAME"
     return argument("name", metavar=shown, help=help_text, shell_complete=sandbox_names, **kwargs)
 
 
-def _common(*, connection: bool, json: bool) -> list[click.Parameter]:
+def common_options(*, connection: bool = True, json: bool = True) -> list[click.Parameter]:
+    """Return the options that every command takes.
+
+    Args:
+        connection: whether the command talks to a server.
+        json: whether the command can print JSON.
+    """
     found: list[click.Parameter] = []
 
     def add(*names: str, **kwargs: Any) -> None:
-        found.append(Option(names, section=COMMON, expose_value=False, callback=_keep, **kwargs))
+        found.append(HelpOption(names, section=COMMON, expose_value=False, callback=store_common, **kwargs))
 
     if json:
         add("--json", is_flag=True, help="Print JSON.")
     if connection:
-        add("--url", metavar="URL", help="The server: http(s)://… or unix:///path [env: SANDKEEP_URL]")
-        add("--token", metavar="TOKEN", help="Who asks [env: SANDKEEP_TOKEN]")
-        add("--project", metavar="PROJECT", help="Where names are looked up [env: SANDKEEP_PROJECT]")
-        add("--team", "--scope", metavar="TEAM", help="Whose projects; a token's own [env: SANDKEEP_TEAM]")
-    add("--data-dir", metavar="PATH", help="Where sandboxes live on this machine [env: SANDKEEP_HOME]")
-    add("-q", "--quiet", is_flag=True, help="Print results and errors only.")
+        add(
+            "--url",
+            metavar="URL",
+            help="Server to use: http(s)://… or unix:///path [env: SANDKEEP_URL]",
+        )
+        add("--token", metavar="TOKEN", help="Token to authenticate with [env: SANDKEEP_TOKEN]")
+        add("--project", metavar="PROJECT", help="Project to work in [env: SANDKEEP_PROJECT]")
+        add(
+            "--team",
+            "--scope",
+            metavar="TEAM",
+            help="Team that owns the project; a token names its own [env: SANDKEEP_TEAM]",
+        )
+    add(
+        "--data-dir",
+        metavar="PATH",
+        help="Directory that holds the sandboxes of this machine [env: SANDKEEP_HOME]",
+    )
+    add("-q", "--quiet", is_flag=True, help="Print only results and errors.")
     add("--debug", is_flag=True, help="Show a traceback when something fails.")
     return found
 
 
-def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    if param.name is not None:
-        ctx.meta[f"sandkeep.{param.name}"] = value
+def leading_options() -> list[click.Parameter]:
+    """Return the common options that can also stand before the command."""
+    return common_options(json=False)
 
 
-def _kept(ctx: click.Context) -> dict[str, Any]:
-    """The common options of a command line."""
-    prefix = "sandkeep."
-    return {key[len(prefix) :]: value for key, value in ctx.meta.items() if key.startswith(prefix)}
+def store_common(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Store the value of a common option; one after the command replaces one before it."""
+    if param.name is not None and value not in (None, False):
+        common_values(ctx)[param.name] = value
+
+
+class _Contextual(click.Command):
+    """Adds the context to usage errors that click's parser raises without one."""
+
+    def parse_options(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
 
 # --- commands --------------------------------------------------------------------------------------------
 
 
-class Command(click.Command):
+class Command(_Contextual):
     """A command with the common options, whose help has the same sections everywhere."""
 
     examples: Sequence[tuple[str, str]] = ()
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_extra_args = True  # refused here: click's own error carries them in its English text only
+        extra = self.parse_options(ctx, args)
+        if extra and not ctx.resilient_parsing:
+            raise click.UsageError(f"unexpected: {' '.join(extra)}", ctx)
+        return extra
+
     def invoke(self, ctx: click.Context) -> Any:
-        ctx.obj = App(_kept(ctx))
+        ctx.obj = App(common_values(ctx))
         try:
             return super().invoke(ctx)
         except InvalidRequest as error:
-            error.message = self._in_our_terms(error)
+            error.message = self._name_option(error)
             error.hint = error.hint or f"'{ctx.command_path} --help' explains it"
             raise
-        except BrokenPipeError:
-            from sandkeep.cli.ending import ReaderGone
-
-            raise ReaderGone from None
         finally:
             ctx.obj.close()
 
-    def _in_our_terms(self, error: InvalidRequest) -> str:
-        """What cannot be, by the name of the option that said it."""
+    def _name_option(self, error: InvalidRequest) -> str:
+        """Return the error's message with the name of the option that set the invalid field."""
         field, problem = str(error.details.get("field", "")), error.details.get("problem", error.message)
         root, _, inside = field.partition("[")
         root = root.partition(".")[0]
         if inside.startswith('"'):
             problem = f"{inside[1:-2]!r} {problem}"
         if "maximum_ms" in error.details:
-            problem = f"a session lives {span(timedelta(milliseconds=error.maximum_ms))} at most"
+            problem = f"a session can live at most {span(timedelta(milliseconds=error.maximum_ms))}"
         for param in self.params:
-            if isinstance(param, Option) and param.name in (root, _OPTION_OF.get(root)):
+            if isinstance(param, HelpOption) and param.name in (root, _OPTION_OF.get(root)):
                 return f"{param.opts[-1]}: {problem}"
         return error.message if "maximum_ms" not in error.details else problem
 
@@ -258,7 +240,7 @@ class Command(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and not isinstance(param, click.Argument):
-                section = param.section if isinstance(param, Option) else COMMON
+                section = param.section if isinstance(param, HelpOption) else COMMON
                 found.setdefault(section, []).append(record)
         common = found.pop(COMMON, [])
         yield from found.items()
@@ -274,19 +256,19 @@ def command(
     cls: type[Command] = Command,
     examples: Sequence[tuple[str, str]] = (),
 ) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function a command; its docstring is the help text."""
+    """Make a command of a function; its docstring is the help text."""
 
     def make(function: Callable[..., Any]) -> Command:
         settings = {"max_content_width": WIDTH}
         made = click.command(name, cls=cls, context_settings=settings)(click.pass_obj(function))
-        made.params += _common(connection=connection, json=json)
+        made.params += common_options(connection=connection, json=json)
         made.examples = examples
         return made
 
     return make
 
 
-class Group(click.Group):
+class Group(_Contextual, click.Group):
     """Commands about one noun."""
 
     def __init__(
@@ -302,7 +284,7 @@ class Group(click.Group):
             name: the noun.
             help: what the commands are for.
             aliases: other names, and the commands they stand for.
-            absent: commands people know from elsewhere, and why there are none here.
+            absent: commands of other tools that do not exist here, and why.
         """
         super().__init__(name, help=help)
         self.aliases = aliases or {}
@@ -320,7 +302,8 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+        unknown = self.get_command(ctx, args[0]) is None and not args[0].startswith("-")
+        if unknown and not ctx.resilient_parsing:
             why = self.absent.get(args[0])
             known = f"; there are {', '.join(self.commands)}" if why is None else f": {why}"
             raise click.UsageError(f"no command {args[0]!r}{known}", ctx)
@@ -329,30 +312,5 @@ class Group(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
             known = ", ".join(self.commands)
-            raise click.UsageError(f"say what to do: {known}", ctx)
-        return super().parse_args(ctx, args)
-
-
-@contextmanager
-def several(app: App, results: list[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    """One of several things to be done: a failure is told and noted, and the others go on."""
-    from sandkeep.cli.ending import hint_for, say
-    from sandkeep.errors import SandkeepError
-
-    result: dict[str, Any] = {"name": name}
-    results.append(result)
-    try:
-        yield result
-    except SandkeepError as error:
-        say(error.message, hint_for(error))
-        result["error"] = error.to_json()
-
-
-def finish(app: App, results: list[dict[str, Any]]) -> None:
-    """After all of them: what became of each, and failure if one failed."""
-    from sandkeep.cli.ending import FAILED, Ended
-
-    if app.json:
-        app.out.json(results)
-    if any("error" in result for result in results):
-        raise Ended(FAILED)
+            raise click.UsageError(f"a command is missing: {known}", ctx)
+        return self.parse_options(ctx, args)

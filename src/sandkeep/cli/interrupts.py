@@ -1,51 +1,63 @@
-"""Being asked to end is an exception, so that everything is cleaned up on the way out.
+"""Signals that ask the program to end raise an exception, so that everything is cleaned up on the way out.
 
-An exception that a signal raises can come to nothing: the interpreter prints and forgets those raised in one
-of its own callbacks, such as the ones that release the locks of imports, and others make an error of their
-own of it. So the signal is remembered as well: whoever is about to wait for long looks whether one has come,
-and so does whoever would tell of an error.
+An exception raised by a signal handler can get lost: the interpreter prints and drops it inside some of its
+own callbacks, such as those that release import locks, and other code may replace it by an error of its own.
+So the signal is recorded as well: code that is about to wait for long checks for it, and so does code that is
+about to report an error.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from sandkeep.cli.ending import Ended
+from sandkeep.cli.exit_status import Ended
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _came: list[int] = []
 
 
 @contextmanager
-def raised() -> Iterator[None]:
-    """Signals that ask to end are exceptions in here."""
+def raised(*numbers: int) -> Iterator[None]:
+    """Raise an exception for these signals while the block runs."""
 
     def end(number: int, frame: object) -> None:
         _came.append(number)
         look()
 
-    before = {number: signal.signal(number, end) for number in _SIGNALS}
+    with handled(end, numbers):
+        try:
+            yield
+        except Exception:
+            look()
+            raise
+        finally:
+            _came.clear()
+
+
+@contextmanager
+def handled(handler: Callable[[int, object], None], numbers: Iterable[int]) -> Iterator[None]:
+    """Handle these signals while the block runs, except those ignored from the start, as by ``nohup``."""
+    before = {}
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
     try:
         yield
-    except Exception:
-        look()
-        raise
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
-        _came.clear()
 
 
 def came() -> bool:
-    """Whether a signal was raised, whatever became of it."""
+    """Whether a signal has arrived, even if its exception got lost."""
     return bool(_came)
 
 
 def look() -> None:
-    """Raise what a signal raised before, if it came to nothing."""
+    """Raise the exception of a recorded signal again, if there is one."""
     if signal.SIGINT in _came:
         raise KeyboardInterrupt
     if _came:
@@ -53,7 +65,7 @@ def look() -> None:
 
 
 def taken() -> list[int]:
-    """The signals that came to nothing, for somebody who has a use for them."""
+    """Return the recorded signals and clear the record."""
     found = _came.copy()
     _came.clear()
     return found

@@ -1,13 +1,13 @@
-"""Options several commands share, and what they mean to the SDK."""
+"""Options that several commands share, and their translation for the SDK."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import click
 
-from sandkeep.cli.framework import absent, option, options
+from sandkeep.cli.framework import absent, each_once, option, options
 from sandkeep.cli.values import (
     DURATION,
     LIFETIME,
@@ -19,7 +19,8 @@ from sandkeep.cli.values import (
     VARIABLE,
     NumberType,
 )
-from sandkeep.types import MAX_RETAINED, NetworkPolicy, Resources, SnapshotRetention, SnapshotSource
+from sandkeep.policy import NetworkPolicy
+from sandkeep.spec import MAX_RETAINED, OPTIONS, Resources, SnapshotRetention, SnapshotSource
 
 if TYPE_CHECKING:
     from sandkeep.sync import Configuration, NewConfiguration
@@ -32,54 +33,151 @@ SANDBOX, NETWORK, SNAPSHOTS, ACCEPTED, COMMAND = (
     "Command options",
 )
 
+
+class Setting(NamedTuple):
+    """A sandbox option of one plain value: its flag for new sandboxes, its command and row of ``config``."""
+
+    name: str
+    """The field of ``SandboxSpec``; flag and command have hyphens instead of underscores."""
+    label: str
+    """The name of its row in ``config list``."""
+    kind: click.ParamType[Any]
+    metavar: str
+    flag: str
+    """The help of the flag."""
+    change: str
+    """The help of the command that changes it."""
+    value: str
+    """The help of that command's argument."""
+    section: str = SANDBOX
+
+    @property
+    def word(self) -> str:
+        """Its name on a command line."""
+        return self.name.replace("_", "-")
+
+    @property
+    def keyword(self) -> str:
+        """Its name in the SDK."""
+        return OPTIONS[self.name].keyword or self.name
+
+
+SETTINGS: Final = (
+    Setting(
+        "timeout",
+        label="Timeout",
+        kind=DURATION,
+        metavar="DURATION",
+        flag="How long a session may live [default: 5m]",
+        change="Change how long each new session may live.",
+        value="Such as 30m or 2h.",
+    ),
+    Setting(
+        "idle_timeout",
+        label="Idle timeout",
+        kind=LIFETIME,
+        metavar="DURATION|none",
+        flag="Stop a session that is unused for so long; none, the default, is never.",
+        change="Change how long each new session may be unused before it is stopped.",
+        value="Such as 30m; none is never.",
+    ),
+    Setting(
+        "destroy_on_stop",
+        label="Destroy on stop",
+        kind=TRUTH,
+        metavar="true|false",
+        flag="Destroy the sandbox, with its snapshots, when its session ends for any reason.",
+        change="Change whether the sandbox is destroyed when its session ends, the running one too.",
+        value="Whether the server destroys it.",
+    ),
+    Setting(
+        "delete_after",
+        label="Delete after",
+        kind=LIFETIME,
+        metavar="DURATION|none",
+        flag="Destroy the sandbox after so long, running or stopped; none, the default, is never.",
+        change="Change how long from now the sandbox is destroyed, running or stopped.",
+        value="Such as 12h; none is never.",
+    ),
+    Setting(
+        "snapshot_expiration",
+        label="Snapshot expiration",
+        kind=LIFETIME,
+        metavar="DURATION|none",
+        flag="How long snapshots are kept; the current one never expires.",
+        change="Change how long snapshots of a sandbox are kept. The current one never expires.",
+        value="Such as 7d; none is for ever.",
+        section=SNAPSHOTS,
+    ),
+)
+
+
+def _typed(kind: click.ParamType[Any]) -> dict[str, Any]:
+    return {"is_flag": True} if kind is TRUTH else {"type": kind}
+
+
+def _settings(section: str) -> Any:
+    """Return the flags of the plain options under a heading of the help text."""
+    return options(
+        *(
+            option(f"--{each.word}", section=section, help=each.flag, **_typed(each.kind))
+            for each in SETTINGS
+            if each.section == section
+        )
+    )
+
+
 network = options(
     option(
         "--network-policy",
         type=click.Choice(["allow-all", "deny-all"]),
         section=NETWORK,
-        help="Reach everything (the default) or nothing. For anything between, use the options below.",
+        help="Allow all network access (the default) or none. To allow some, use the options below.",
     ),
     option(
         "--allowed-domain",
         multiple=True,
         metavar="DOMAIN",
         section=NETWORK,
-        help="Reach this domain and otherwise only what is allowed too; '*.example.com' is every name below. "
-        "Can be repeated.",
+        help="Allow this domain, and otherwise only what else is allowed; '*.example.com' is every name "
+        "below it. Can be repeated.",
     ),
     option(
         "--allowed-cidr",
         multiple=True,
         metavar="CIDR",
         section=NETWORK,
-        help="Reach these addresses, by whatever name. Can be repeated.",
+        help="Allow these addresses, under any name. Can be repeated.",
     ),
     option(
         "--denied-cidr",
         multiple=True,
         metavar="CIDR",
         section=NETWORK,
-        help="Never reach these addresses, whatever else is allowed. Can be repeated.",
+        help="Deny these addresses, even if another option allows them. Can be repeated.",
     ),
 )
 
 _snapshots = options(
-    option("--snapshot-expiration", type=LIFETIME, section=SNAPSHOTS, help="How long snapshots live."),
+    _settings(SNAPSHOTS),
     option(
         "--keep-last-snapshots",
         type=NumberType(1, MAX_RETAINED),
         metavar="COUNT",
         section=SNAPSHOTS,
-        help="Keep only so many snapshots, the newest.",
+        help="Keep only this many snapshots, the newest.",
     ),
     option(
-        "--keep-last-snapshots-for", type=LIFETIME, section=SNAPSHOTS, help="How long the kept ones live."
+        "--keep-last-snapshots-for",
+        type=LIFETIME,
+        section=SNAPSHOTS,
+        help="How long those snapshots are kept; the current one never expires.",
     ),
     option(
         "--delete-evicted-snapshots",
         type=TRUTH,
         section=SNAPSHOTS,
-        help="Delete a snapshot when a newer one pushes it out (the default), or let it expire.",
+        help="Delete a snapshot when a newer one replaces it (the default), or let it expire.",
     ),
 )
 
@@ -96,7 +194,7 @@ _elsewhere = options(
         "--failover-regions",
         metavar="REGION,...|none",
         section=ACCEPTED,
-        help="Regions to take over; nothing moves by itself.",
+        help="Regions to fail over to; sandboxes do not move.",
     ),
     option("--network-id", **absent(NO_NETWORKS)),
 )
@@ -116,11 +214,25 @@ mounts = option(
     "mounts",
     multiple=True,
     type=MOUNT,
+    callback=each_once,
     section=SANDBOX,
-    help="Mount a drive: read-write (the default), or as it is now with mode 'snapshot'. Can be repeated.",
+    help="Mount a drive: read-write (the default), or with mode 'snapshot' the content that ended sessions "
+    "left on it. Can be repeated.",
 )
+
+
+def best_effort(**more: Any) -> Callable[[Any], Any]:
+    """The flag beside the number of processors that makes it a wish."""
+    return option(
+        "--best-effort",
+        is_flag=True,
+        help="Start also where the host cannot hold sessions to these processors and their memory.",
+        **more,
+    )
+
+
 _size = options(
-    option("--timeout", type=DURATION, section=SANDBOX, help="How long a session may live [default: 5m]"),
+    _settings(SANDBOX),
     option(
         "--vcpus",
         type=NUMBER,
@@ -128,6 +240,7 @@ _size = options(
         section=SANDBOX,
         help="Processors: 1 or an even number, each with 2048 MB of memory [default: 2]",
     ),
+    best_effort(section=SANDBOX),
     ports,
 )
 _tail = options(
@@ -147,13 +260,22 @@ def tags(*names: str) -> Any:
         "tags",
         multiple=True,
         type=TAG,
+        callback=each_once,
         section=SANDBOX,
-        help="Label to find it by. Can be repeated.",
+        help="Tag to find the sandbox by. Can be repeated.",
     )
 
 
 def variables(section: str, help_text: str) -> Any:
-    return option("-e", "--env", multiple=True, type=VARIABLE, section=section, help=help_text)
+    return option(
+        "-e",
+        "--env",
+        multiple=True,
+        type=VARIABLE,
+        callback=each_once,
+        section=section,
+        help=help_text,
+    )
 
 
 _origin = options(
@@ -161,13 +283,18 @@ _origin = options(
         "--image",
         metavar="IMAGE",
         section=SANDBOX,
-        help="What to start from: 'host', an OCI reference, or the name of an imported image.",
+        help="Image to start from: 'host', an OCI reference, or the name of an imported image.",
     ),
-    option("--runtime", metavar="NAME", section=SANDBOX, help="A runtime by name, instead of an image."),
+    option(
+        "--runtime",
+        metavar="NAME",
+        section=SANDBOX,
+        help="A runtime by name and version, instead of an image.",
+    ),
     option("-s", "--snapshot", metavar="SNAPSHOT_ID", section=SANDBOX, help="Start from a snapshot."),
 )
 
-DEFAULT_ENV: Final = "Variable for every process in it; KEY alone takes the value from here. Can be repeated."
+DEFAULT_ENV: Final = "Variable for all its processes; KEY alone copies the local value. Can be repeated."
 new_sandbox = options(
     _origin,
     _size,
@@ -179,13 +306,21 @@ new_sandbox = options(
     _elsewhere,
 )
 run_sandbox = options(_origin, _size, tags("--tag"), _tail, network, _snapshots, _elsewhere)
+shell_sandbox = options(_origin, _size, tags("-t", "--tag"), _tail, network, _snapshots, _elsewhere)
 forked_sandbox = options(
     _size, variables(SANDBOX, DEFAULT_ENV), tags("-t", "--tag"), _tail, network, _snapshots, _elsewhere
 )
 
 how_to_run = options(
-    option("-w", "--workdir", metavar="PATH", section=COMMAND, help="Where the command runs."),
-    variables(COMMAND, "Variable for the command; KEY alone takes the value from here. Can be repeated."),
+    option("-w", "--workdir", metavar="PATH", section=COMMAND, help="Working directory of the command."),
+    variables(COMMAND, "Variable for the command; KEY alone copies the local value. Can be repeated."),
+    option(
+        "--unset",
+        multiple=True,
+        metavar="KEY",
+        section=COMMAND,
+        help="Variable of the sandbox that the command does not get. Can be repeated.",
+    ),
     option("--sudo", is_flag=True, section=COMMAND, help="Run the command as root of the sandbox."),
 )
 interactive = options(
@@ -194,26 +329,26 @@ interactive = options(
         "--interactive",
         is_flag=True,
         section=COMMAND,
-        help="Pass on what is typed; with a terminal here, the command gets one too.",
+        help="Pass standard input on; if it is a terminal, the command gets one too.",
     ),
     option(
         "-t",
         "--tty",
         is_flag=True,
         section=COMMAND,
-        help="Accepted for the sake of '-it': a terminal is used when there is one.",
+        help="Accepted so that '-it' works: a terminal is used if there is one.",
     ),
 )
 extend = option(
     "--no-extend-timeout",
     is_flag=True,
     section=COMMAND,
-    help="Let the session reach its timeout although a terminal is attached.",
+    help="Let the session time out even while a terminal is attached.",
 )
 
 
 def policy(values: Mapping[str, Any]) -> NetworkPolicy | None:
-    """The network policy the options ask for; ``None`` when they say nothing about it."""
+    """Return the network policy that the options set; ``None`` if they set none."""
     mode = values.get("network_policy")
     domains, allowed, denied = (
         values.get(name, ()) for name in ("allowed_domain", "allowed_cidr", "denied_cidr")
@@ -221,7 +356,7 @@ def policy(values: Mapping[str, Any]) -> NetworkPolicy | None:
     if domains or allowed or denied:
         if mode is not None:
             raise click.UsageError(
-                "--network-policy is everything or nothing; leave it out with --allowed-domain and the like"
+                "--network-policy allows all or nothing; leave it out with --allowed-domain and the like"
             )
         return NetworkPolicy.custom(domains, allow_subnets=allowed, deny_subnets=denied)
     if mode is None:
@@ -230,7 +365,7 @@ def policy(values: Mapping[str, Any]) -> NetworkPolicy | None:
 
 
 def configuration(values: Mapping[str, Any]) -> NewConfiguration:
-    """What the options say about a new sandbox, for the SDK. What was not given is left out."""
+    """Return the configuration of a new sandbox for the SDK, with the options that were given."""
     found = cast("NewConfiguration", dict(changes(values)))
     if values.get("runtime") is not None:
         found["runtime"] = values["runtime"]
@@ -240,16 +375,16 @@ def configuration(values: Mapping[str, Any]) -> NewConfiguration:
 
 
 def changes(values: Mapping[str, Any]) -> Configuration:
-    """The same for what a fork can have instead of what it would inherit."""
+    """Return the configuration that a fork has instead of what it would inherit."""
     found: Configuration = {}
     if values.get("image") is not None:
         found["image"] = values["image"]
-    if values.get("snapshot_expiration") is not None:
-        found["snapshot_expiration"] = values["snapshot_expiration"]
-    if values.get("timeout") is not None:
-        found["execution_time_limit"] = values["timeout"]
+    plain = {
+        each.keyword: values[each.name] for each in SETTINGS if values.get(each.name) not in (None, False)
+    }
+    found |= cast("Configuration", plain)
     if values.get("vcpus") is not None:
-        found["resources"] = Resources(values["vcpus"])
+        found["resources"] = Resources(values["vcpus"], exact=not values.get("best_effort"))
     if values.get("ports"):
         found["ports"] = values["ports"]
     if values.get("env"):
@@ -272,6 +407,6 @@ def retention(values: Mapping[str, Any]) -> SnapshotRetention | None:
     lifetime, evict = values.get("keep_last_snapshots_for"), values.get("delete_evicted_snapshots")
     if count is None:
         if lifetime is not None or evict is not None:
-            raise click.UsageError("say how many with --keep-last-snapshots")
+            raise click.UsageError("give their number with --keep-last-snapshots")
         return None
     return SnapshotRetention(count, lifetime, True if evict is None else evict)

@@ -1,8 +1,8 @@
-"""What people and programs see: tables that fit, JSON, colours where they belong, words for sizes and times.
+"""Output for people and programs: tables that fit, JSON, colours, words for sizes and times.
 
 Results go to standard output, everything else to standard error. Colour and moving text appear on terminals
 only, and never with ``NO_COLOR``. Text that came from a sandbox is shown with its control characters spelled
-out, so that it cannot play with the terminal.
+out, so that it cannot control the terminal.
 
 In JSON, keys are in camelCase, times are RFC 3339, durations are seconds and sizes are bytes.
 """
@@ -10,7 +10,6 @@ In JSON, keys are in camelCase, times are RFC 3339, durations are seconds and si
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +31,8 @@ _STATUS_STYLES: Final = {
     "deleted": "dim",
     "stopped": "dim",
 }
-_NARROWEST: Final = 6
+_NARROW: Final = 6
+_NARROWEST: Final = 3
 
 
 def shows_colour(stream: IO[str]) -> bool:
@@ -45,14 +45,14 @@ def painted(text: str, style: str, *, colour: bool) -> str:
 
 
 def clean(text: str) -> str:
-    """Text with everything a terminal would act upon spelled out."""
+    """Return text with control characters spelled out, so that a terminal does not act upon them."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def terminal_width(stream: IO[str]) -> int | None:
-    """How many columns a stream has; ``None`` when it is no terminal."""
+    """Return the number of columns of a terminal; ``None`` if the stream is not a terminal."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
@@ -74,7 +74,7 @@ def size(count: int) -> str:
 
 
 def span(value: timedelta | None) -> str:
-    """``2h 5m``: the two largest units that are there."""
+    """``2h 5m``: the two largest units that are not zero."""
     if value is None:
         return "-"
     seconds = value.total_seconds()
@@ -91,7 +91,7 @@ def span(value: timedelta | None) -> str:
 
 
 def lifetime(value: timedelta | None) -> str:
-    """A span where zero is for ever and nothing is somebody else's default."""
+    """As `span`, but zero is ``none``, which means for ever, and ``None`` is ``-``, the server's default."""
     if value is None:
         return "-"
     return span(value) if value else "none"
@@ -118,7 +118,7 @@ def pairs(mapping: Mapping[str, str]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value of the SDK as JSON knows it."""
+    """Convert a value of the SDK to JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {camel(field.name): plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -143,14 +143,14 @@ def camel(name: str) -> str:
 
 
 def columns_of(text: str) -> int:
-    """How many columns of a terminal a text takes."""
+    """Return how many columns of a terminal a text takes."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def cut(text: str, width: int) -> str:
-    """A text of at most that many columns."""
+    """Shorten a text to at most that many columns."""
     if columns_of(text) <= width:
         return text
     kept = ""
@@ -162,16 +162,15 @@ def cut(text: str, width: int) -> str:
 
 
 def fitted(widths: Sequence[int], room: int) -> list[int]:
-    """Narrower columns when there is no room for all of them; the widest give first.
+    """Make columns narrower if they do not fit, the widest first.
 
-    The first column is what is typed next, a name or an id: up to half of the room it gives last.
+    The first column is a name or an id, which people type next: up to half of the width it is shortened last.
+    Columns get too narrow to read only if nothing else is left.
     """
     found = list(widths)
-    for first in (max(room // 2, _NARROWEST), _NARROWEST):
+    for first, others in ((max(room // 2, _NARROW), _NARROW), (_NARROW, _NARROW), (_NARROW, _NARROWEST)):
         while sum(found) > room:
-            over = [
-                width if width > (_NARROWEST if index else first) else 0 for index, width in enumerate(found)
-            ]
+            over = [width if width > (others if index else first) else 0 for index, width in enumerate(found)]
             if not any(over):
                 break
             found[over.index(max(over))] -= 1
@@ -189,18 +188,22 @@ class Output:
         print(text)
 
     def json(self, value: Any) -> None:
-        """One JSON document."""
+        """Print one JSON document."""
+        import json
+
         print(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
     def record(self, value: Any) -> None:
-        """One line of JSON, of many."""
+        """Print one line of JSON of a stream."""
+        import json
+
         print(json.dumps(plain(value), ensure_ascii=False), flush=True)
 
     def paint(self, text: str, style: str) -> str:
         return painted(text, style, colour=self.colour)
 
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Aligned columns, as wide as the terminal at most; whole when nobody looks at it."""
+        """Print aligned columns, at most as wide as the terminal; not shortened if it is not a terminal."""
         cells = [[clean(cell) for cell in row] for row in rows]
         widths = [
             max(columns_of(row[index]) for row in [list(headers), *cells]) for index in range(len(headers))
@@ -214,7 +217,7 @@ class Output:
             self.line(self._row(row, widths, self._by_status))
 
     def fields(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Names on the left, values on the right."""
+        """Print names on the left and values on the right."""
         found = [(name, clean(value)) for name, value in rows]
         width = max(len(name) for name, _ in found)
         for name, value in found:

@@ -1,4 +1,4 @@
-"""Signs of life on a terminal while something takes a while. Nothing at all anywhere else."""
+"""Progress on a terminal while something takes long. Prints nothing if standard error is not a terminal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sandkeep.cli.output import clean, cut, size, terminal_width
 
 _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PATIENCE: Final = 0.4
-"""Seconds before anything is shown: most things are over by then."""
+"""Seconds before anything is shown: most work is done by then."""
 _LONG: Final = 3
-"""Seconds after which people want to know how long it has been."""
+"""Seconds after which the elapsed time is shown."""
 _EVERY: Final = 0.1
 _BAR: Final = 24
 _NARROWEST: Final = 12
@@ -25,26 +25,68 @@ _ERASE: Final = "\r\033[K"
 
 
 def visible(*, quiet: bool) -> bool:
-    """Whether somebody is there to see it, on a terminal that can erase a line."""
+    """Whether standard error is a terminal that can erase a line."""
     return not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
-def busy(text: str, *, quiet: bool) -> Iterator[None]:
-    """Say what is being done, if it takes longer than a moment."""
-    text = clean(text)
+def busy(text: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show what is being done, if it takes long; yields a function that changes the text."""
+    now = clean(text)
     began = time.monotonic()
+
+    def say(what: str) -> None:
+        nonlocal now
+        now = clean(what)
 
     def line() -> str:
         seconds = int(time.monotonic() - began)
-        return f"{text}  {seconds}s" if seconds >= _LONG else text
+        return f"{now}  {seconds}s" if seconds >= _LONG else now
 
     with _shown(line, quiet=quiet):
+        yield say
+
+
+@contextmanager
+def starting(text: str, *, quiet: bool) -> Iterator[None]:
+    """As `busy`, for the start of a sandbox: also shows what it waits for, as the SDK logs it."""
+    if not visible(quiet=quiet):
         yield
+        return
+    import logging
+
+    with busy(text, quiet=quiet) as say:
+
+        class Shown(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                say(f"{text}: {record.getMessage()}")
+
+        logger, shown = logging.getLogger("sandkeep"), Shown(logging.INFO)
+        before = logger.level
+        logger.addHandler(shown)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.setLevel(before)
+            logger.removeHandler(shown)
+
+
+@contextmanager
+def counted(text: str, total: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
+    """Show how many of several are done; yields a function to call after each."""
+    done = 0
+
+    def one_more() -> None:
+        nonlocal done
+        done += 1
+
+    with _shown(lambda: f"{clean(text)}  {done} of {total}" if total > 1 else clean(text), quiet=quiet):
+        yield one_more
 
 
 class Bar:
-    """How far something has come: a bar when the end is known, a count when it is not."""
+    """Progress in bytes: a bar when the total is known, a count when it is not."""
 
     def __init__(self, text: str) -> None:
         self._text = clean(text)
@@ -52,7 +94,7 @@ class Bar:
         self._at: tuple[int, int | None, str] = (0, None, "")
 
     def update(self, done: int, total: int | None = None, *, what: str = "") -> None:
-        """So many bytes are done."""
+        """Set how many bytes are done."""
         self._at = (done, total, what)
 
     def line(self) -> str:
@@ -66,14 +108,14 @@ class Bar:
             measure = f"{bar} {min(100, 100 * done // total)}%  {size(done)} of {size(total)}  {rate}/s"
         else:
             measure = f"{size(done)}  {rate}/s"
-        # Words give way to the measure, which is what people look for.
+        # Shorten the text rather than the figures.
         text = cut(self._text, max(_room() - len(measure) - 1, _NARROWEST))
         return f"{text} {measure}  {clean(what)}".rstrip()
 
 
 @contextmanager
 def measured(text: str, *, quiet: bool) -> Iterator[Bar]:
-    """Say how far it is, if it takes longer than a moment."""
+    """Show progress in bytes, if it takes long."""
     bar = Bar(text)
     with _shown(bar.line, quiet=quiet):
         yield bar
@@ -81,8 +123,8 @@ def measured(text: str, *, quiet: bool) -> Iterator[Bar]:
 
 @contextmanager
 def _shown(line: Callable[[], str], *, quiet: bool) -> Iterator[None]:
-    """Draw a line over and over from a thread of its own: what is reported may come seldom, or not at all
-    while the other side still takes in what was sent."""
+    """Redraw a line from a thread of its own: progress reports can be rare, or absent while the server still
+    reads what was sent."""
     if not visible(quiet=quiet):
         yield
         return

@@ -1,4 +1,4 @@
-"""What people type for durations, pairs, mounts and ports, as click types: parsed once, then trusted."""
+"""click types for durations, pairs, mounts, sizes and ports: parsed once, then trusted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sandkeep.types import Mount, MountMode
+from sandkeep.spec import Mount
+from sandkeep.states import MountMode
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
@@ -38,7 +39,7 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
 
 
 class DurationType(_ParamType):
-    """``30s``, ``5m``, ``1h30m``; with ``zero``, also ``none`` and ``0``, which mean for ever."""
+    """``30s``, ``5m``, ``1h30m``; with ``zero`` also ``none`` and ``0``, which mean for ever."""
 
     name = "duration"
 
@@ -69,7 +70,7 @@ class DurationType(_ParamType):
 
 
 class PairType(_ParamType):
-    """``KEY=VALUE``. A variable of the environment may be named alone and is taken from here."""
+    """``KEY=VALUE``. With ``environment``, ``KEY`` alone takes the value of the local variable."""
 
     name = "pair"
 
@@ -90,7 +91,7 @@ class PairType(_ParamType):
 
             if key in os.environ:
                 return key, os.environ[key]
-            self.fail(f"{value!r} is not KEY=VALUE, and no variable {key} is set here", param, ctx)
+            self.fail(f"{value!r} is not KEY=VALUE, and no local variable {key} is set", param, ctx)
         if not equals or not key:
             self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
         return key, content
@@ -118,7 +119,7 @@ class MountType(_ParamType):
 
 
 class NumberType(_ParamType):
-    """A whole number, between others where they are given."""
+    """A whole number, within bounds if they are given."""
 
     name = "number"
 

@@ -1,34 +1,37 @@
-"""``sandkeep drives``: named filesystems of their own."""
+"""``sandkeep drives``: named filesystems that sandboxes mount."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sandkeep.cli.framework import App, Group, argument, command, finish, option, several
-from sandkeep.cli.listing import paged, paging
+from sandkeep.cli.app import App
+from sandkeep.cli.batch import remove_each
+from sandkeep.cli.framework import Group, argument, command, option
+from sandkeep.cli.listing import NAME_PREFIX, gathered, paged, paging
 from sandkeep.cli.options import region
 from sandkeep.cli.output import ago, size
 from sandkeep.cli.values import SIZE
-from sandkeep.types import SortOrder
+from sandkeep.states import SortOrder
 
 if TYPE_CHECKING:
     from sandkeep.sync import Drive, DriveQuery
 
 drives = Group(
     "drives",
-    "Manage drives: filesystems of their own, which sandboxes mount with --mount.",
+    "Manage drives: named filesystems that sandboxes mount with --mount.",
     aliases={"list": "ls", "delete": "rm"},
 )
 
 
 @command("ls")
-@option("--name-prefix", metavar="PREFIX", help="Only names that begin so; sorts by name.")
+@NAME_PREFIX
 @paging
 def ls(app: App, name_prefix: str | None, **values: Any) -> None:
     """List drives."""
     from sandkeep.sync import DriveQueryByCreated, DriveQueryByName
 
-    given: dict[str, Any] = {"page_size": values["limit"]}
+    given: dict[str, Any] = {}
     if values["sort_order"]:
         given["order"] = SortOrder(values["sort_order"])
     query: DriveQuery
@@ -36,7 +39,10 @@ def ls(app: App, name_prefix: str | None, **values: Any) -> None:
     paged(
         app,
         "drives",
-        app.client.query_drives(query).page(values["cursor"]),
+        gathered(
+            values,
+            lambda size, cursor: app.client.query_drives(replace(query, page_size=size)).page(cursor),
+        ),
         headers=("NAME", "CREATED", "CHANGED", "MAX SIZE", "USED BY"),
         row=lambda drive: (
             drive.name,
@@ -45,7 +51,7 @@ def ls(app: App, name_prefix: str | None, **values: Any) -> None:
             size(drive.max_size_bytes),
             drive.sandbox or "-",
         ),
-        empty="no drives; 'sandkeep drives get-or-create NAME' makes one",
+        empty="no drives; 'sandkeep drives get-or-create NAME' creates one",
     )
 
 
@@ -54,10 +60,10 @@ def ls(app: App, name_prefix: str | None, **values: Any) -> None:
     examples=[("and use it", "sandkeep run --mount cache:/cache -- ls /cache")],
 )
 @argument("name", metavar="NAME", help="The drive.")
-@option("--max-size", type=SIZE, help="How large a new one may become, such as 10G.")
+@option("--max-size", type=SIZE, help="Maximum size of a new drive, such as 10G.")
 @region
 def get_or_create(app: App, name: str, max_size: int | None, region: str | None) -> None:
-    """Create a drive, if there is none of that name."""
+    """Create a drive, unless one of that name exists."""
     _show(app, app.client.get_or_create_drive(name, max_size_bytes=max_size))
 
 
@@ -65,7 +71,7 @@ def get_or_create(app: App, name: str, max_size: int | None, region: str | None)
 @argument("source", metavar="SOURCE", help="The drive to copy.")
 @argument("name", metavar="NAME", help="The new drive.")
 def fork(app: App, source: str, name: str) -> None:
-    """Make a new drive with the content another one has now."""
+    """Create a drive with the content that ended sessions left on another."""
     _show(app, app.client.fork_drive(source, name))
 
 
@@ -73,14 +79,7 @@ def fork(app: App, source: str, name: str) -> None:
 @argument("name", nargs=-1, required=True, metavar="NAME...", help="Drives to delete.")
 def rm(app: App, name: tuple[str, ...]) -> None:
     """Delete drives and everything on them."""
-    results: list[dict[str, Any]] = []
-    for each in dict.fromkeys(name):
-        with several(app, results, each) as result:
-            app.client.delete_drive(each)
-            result["removed"] = True
-            if not app.json:
-                app.out.line(each)
-    finish(app, results)
+    remove_each(app, name, app.client.delete_drive)
 
 
 def _show(app: App, drive: Drive) -> None:
@@ -88,7 +87,7 @@ def _show(app: App, drive: Drive) -> None:
         app.out.json(drive)
     else:
         app.out.line(drive.name)
-        app.note(f"  up to {size(drive.max_size_bytes)}, made {ago(drive.created_at)}")
+        app.note(f"  up to {size(drive.max_size_bytes)}, created {ago(drive.created_at)}")
 
 
 for each in (ls, get_or_create, fork, rm):

@@ -1,38 +1,48 @@
-"""``sandkeep exec`` and ``sandkeep connect``: commands and shells in sandboxes that exist."""
+"""``sandkeep exec`` and ``sandkeep connect``: commands and shells in existing sandboxes."""
 
 from __future__ import annotations
 
+import signal
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sandkeep.cli import options
-from sandkeep.cli.ending import Ended, say
-from sandkeep.cli.framework import App, Argument, Command, argument, command, option, sandbox_argument
+from sandkeep.cli.app import App
+from sandkeep.cli.exit_status import Ended, say
+from sandkeep.cli.framework import Argument, Command, argument, command, option, sandbox_argument
 from sandkeep.cli.output import span
 from sandkeep.cli.values import DURATION
 from sandkeep.errors import SandkeepError
-from sandkeep.types import ProcessStatus
+from sandkeep.states import ProcessStatus
 
 if TYPE_CHECKING:
     from sandkeep.sync import Sandbox
 
 SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi")
-"""The best shell the sandbox has."""
-BARE = {"env": (), "workdir": None, "sudo": False, "no_extend_timeout": False, "interactive": True}
-"""How a shell is run that nothing was said about."""
+"""bash if the sandbox has it, otherwise sh."""
+BARE = {
+    "env": (),
+    "unset": (),
+    "workdir": None,
+    "sudo": False,
+    "no_extend_timeout": False,
+    "interactive": True,
+}
+"""Options of a shell that was opened without any."""
 
 
 class WithCommand(Command):
-    """Takes a command line of its own: whatever follows our own arguments belongs to that, dashes and all."""
+    """Takes another command line as its last argument; options in that are not ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = sum(isinstance(param, Argument) and param.nargs == 1 for param in self.params)
         return super().parse_args(ctx, self._parted(args, own))
 
     def _parted(self, args: list[str], own: int) -> list[str]:
-        """Our options, then ``--``, our arguments and the command."""
+        """Return our options, then ``--``, our arguments and the command."""
         takes_value = {
             name: not param.is_flag
             for param in [*self.params, self.get_help_option(click.Context(self))]
@@ -55,13 +65,13 @@ class WithCommand(Command):
             ours.append(rest.pop(0))
             if _wants_value(item, takes_value):
                 if not rest:
-                    return ours  # a value is missing, which is said before anything else
+                    return ours  # click reports the missing value
                 ours.append(rest.pop(0))
         return [*ours, "--", *names, *rest]
 
 
 def _wants_value(item: str, takes_value: dict[str, bool]) -> bool:
-    """Whether the value of an option is the next word."""
+    """Whether the next word is the value of this option."""
     if item.startswith("--"):
         return "=" not in item and takes_value.get(item, False)
     for index, letter in enumerate(item[1:], 2):
@@ -76,27 +86,33 @@ def _wants_value(item: str, takes_value: dict[str, bool]) -> bool:
     cls=WithCommand,
     examples=[
         ("run the tests", "sandkeep exec web -- npm test"),
-        ("as root, elsewhere", "sandkeep exec --sudo -w /tmp web ls -la"),
-        ("a program that wants a terminal", "sandkeep exec -it web htop"),
-        ("feed it a file", "sandkeep exec -i web -- wc -l < notes.txt"),
+        ("as root, in another directory", "sandkeep exec --sudo -w /tmp web ls -la"),
+        ("a program that needs a terminal", "sandkeep exec -it web htop"),
+        ("with a file as its input", "sandkeep exec -i web -- wc -l < notes.txt"),
     ],
 )
 @sandbox_argument()
-@argument("command", nargs=-1, required=True, metavar="[--] COMMAND...", help="What to run in it.")
+@argument("command", nargs=-1, required=True, metavar="[--] COMMAND...", help="Command to run in it.")
 @options.how_to_run
 @options.interactive
 @option(
     "--timeout",
     type=DURATION,
     section=options.COMMAND,
-    help="Kill the command, and all it started, after so long.",
+    help="Kill the command and its descendants after this time.",
+)
+@option(
+    "--grace",
+    type=DURATION,
+    section=options.COMMAND,
+    help="With --timeout: send SIGTERM then, and kill only this much later.",
 )
 @options.extend
 def exec_(app: App, name: str, command: tuple[str, ...], **values: Any) -> None:
-    """Run a command in an existing sandbox, which is resumed when it is stopped.
+    """Run a command in an existing sandbox; a stopped sandbox is resumed.
 
-    Output arrives as it is printed, and the exit status is the command's own. Ctrl-C interrupts the command,
-    a second Ctrl-C kills it.
+    Output is shown as it is printed, and the exit status is that of the command. Ctrl-C interrupts the
+    command, a second Ctrl-C kills it.
     """
     box = app.sandbox(name)
     raise Ended(perform(app, box, command, values))
@@ -105,39 +121,48 @@ def exec_(app: App, name: str, command: tuple[str, ...], **values: Any) -> None:
 @command("connect", json=False, examples=[("open a shell", "sandkeep connect web")])
 @sandbox_argument()
 @options.how_to_run
+@option(
+    "--timeout",
+    type=DURATION,
+    section=options.COMMAND,
+    help="Kill the shell and its descendants after this time.",
+)
 @options.extend
 def connect(app: App, name: str, **values: Any) -> None:
-    """Open a shell in an existing sandbox, which is resumed when it is stopped.
+    """Open a shell in an existing sandbox; a stopped sandbox is resumed.
 
     Also called ssh. The session's timeout is kept extended while the shell is open. Leaving the shell leaves
     the sandbox running until its timeout; its files are kept.
     """
     box = app.sandbox(name)
-    raise Ended(perform(app, box, SHELL, {**values, "interactive": True, "timeout": None}))
+    raise Ended(perform(app, box, SHELL, {**values, "interactive": True}))
 
 
 def perform(app: App, box: Sandbox, command: tuple[str, ...], values: dict[str, Any]) -> int:
-    """Run a command as the options say; returns its exit status."""
+    """Run a command with these options and return its exit status."""
     from sandkeep.cli import attach
     from sandkeep.cli.follow import follow
 
-    env = dict(values["env"])
+    env = {**dict(values["env"]), **dict.fromkeys(values["unset"])}
     wanted: timedelta | None = values.get("timeout")
+    grace: timedelta | None = values.get("grace")
+    if grace is not None and wanted is None:
+        raise click.UsageError("--grace needs --timeout")
     if values.get("interactive") and attach.possible():
-        if wanted is not None:
-            raise click.UsageError("--timeout cannot be given together with --interactive")
+        began = time.monotonic()
         status = attach.attach(
             box,
             command,
             cwd=values["workdir"],
             env=env,
             sudo=values["sudo"],
+            kill_after=wanted,
             extend=not values["no_extend_timeout"],
         )
-        if status > 128:
-            _explain(box, box.current_session.id, "the terminal was open", line=False)
+        if status > 128 and not _explain(box, box.current_session.id, "the terminal was open", line=False):
+            _tell_limit(app, command[0], wanted, time.monotonic() - began, status)
         return status
-    with app.busy(f"Starting {command[0]} in {box.name}"):
+    with app.starting(f"Starting {command[0]} in {box.name}"):
         process = box.create_process(
             command[0],
             command[1:],
@@ -146,19 +171,26 @@ def perform(app: App, box: Sandbox, command: tuple[str, ...], values: dict[str, 
             sudo=values["sudo"],
             stdin=bool(values.get("interactive")),
             kill_after=wanted,
+            grace=grace,
         )
     status = follow(process, stdin=bool(values.get("interactive")))
     if process.status is not ProcessStatus.EXITED:
         ended = _explain(box, process.session_id, f"{command[0]} ran")
-        if process.reason and not ended:
-            app.note(f"{command[0]}: {process.reason}")
+        if process.explanation and not ended:
+            app.note(f"{command[0]}: {process.explanation}")
     return status
 
 
-def _explain(box: Sandbox, session_id: str, meanwhile: str, *, line: bool = True) -> bool:
-    """Something was ended from outside: say so if that was the end of its session.
+def _tell_limit(app: App, command: str, limit: timedelta | None, ran: float, status: int) -> None:
+    """Say that a command on a terminal was killed by its time limit, if its exit status and run time fit."""
+    if limit is not None and status == 128 + signal.SIGKILL and ran >= limit.total_seconds():
+        app.note(f"{command}: killed after {span(limit)}")
 
-    ``line``: whether the cursor is at the beginning of one.
+
+def _explain(box: Sandbox, session_id: str, meanwhile: str, *, line: bool = True) -> bool:
+    """Report if a command was ended by the end of its session; return whether that was so.
+
+    ``line`` says whether the cursor is at the beginning of a line.
     """
     try:
         session = box.refresh().current_session
@@ -171,6 +203,6 @@ def _explain(box: Sandbox, session_id: str, meanwhile: str, *, line: bool = True
     say(
         f"the session of {box.name} ended while {meanwhile}; its timeout is "
         f"{span(session.execution_time_limit)}",
-        f"'sandkeep config timeout {box.name} 1h' gives later ones more time",
+        f"'sandkeep config timeout {box.name} 1h' gives later sessions more time",
     )
     return True

@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandkeep.cli.framework import (
-    App,
-    Group,
-    argument,
-    command,
-    finish,
-    option,
-    sandbox_argument,
-    sandbox_names,
-    several,
-)
-from sandkeep.cli.listing import CURSOR, PAGING, more, paged, paging
+from sandkeep.cli.app import App
+from sandkeep.cli.batch import remove_each
+from sandkeep.cli.completion import sandbox_names
+from sandkeep.cli.framework import Group, argument, command, option, sandbox_argument
+from sandkeep.cli.listing import CURSOR, PAGING, gathered, more, paged, paging, total
 from sandkeep.cli.output import ago, size
 from sandkeep.cli.values import LIFETIME, NumberType
 from sandkeep.errors import NotFound
-from sandkeep.types import SortOrder
+from sandkeep.states import SnapshotStatus, SortOrder
 
 if TYPE_CHECKING:
     from sandkeep.sync import Sandbox, Snapshot, SnapshotNode
 
 _EXPIRATION = option(
-    "--expiration", type=LIFETIME, help="How long it lives; the sandbox's default if not given."
+    "--expiration",
+    type=LIFETIME,
+    help="How long it is kept [default: the sandbox's setting]. The current snapshot never expires.",
 )
 _SILENT = option("--silent", is_flag=True, help="Do not print the snapshot.")
 
 
 @command("snapshot", examples=[("for a week", "sandkeep snapshot --stop web --expiration 7d")])
 @sandbox_argument()
-@option("--stop", is_flag=True, help="Yes, stop the sandbox: taking a snapshot does that.")
+@option("--stop", is_flag=True, help="Required: taking a snapshot stops the sandbox.")
 @_EXPIRATION
 @_SILENT
 def snapshot(app: App, name: str, stop: bool, expiration: timedelta | None, silent: bool) -> None:
-    """Keep the files of a sandbox in a snapshot, and stop it."""
+    """Take a snapshot of the files of a sandbox, and stop it."""
     if not stop:
         raise click.UsageError(
-            f"this stops {name}: say --stop, or use 'sandkeep checkpoint {name}', which lets it run"
+            f"this stops {name}: confirm with --stop, or use 'sandkeep checkpoint {name}', which lets it run"
         )
     with app.busy(f"Taking a snapshot of {name}"):
         taken = app.sandbox(name).snapshot(expiration=expiration)
@@ -61,7 +58,7 @@ def snapshot(app: App, name: str, stop: bool, expiration: timedelta | None, sile
 @_EXPIRATION
 @_SILENT
 def checkpoint(app: App, name: str, expiration: timedelta | None, silent: bool) -> None:
-    """Keep the files of a sandbox in a snapshot while it goes on. It pauses for a moment."""
+    """Take a snapshot of the files of a running sandbox, which pauses for a moment and runs on."""
     with app.busy(f"Taking a checkpoint of {name}"):
         taken = app.sandbox(name).checkpoint(expiration=expiration)
     _taken(app, taken, silent=silent)
@@ -72,16 +69,17 @@ def _taken(app: App, taken: Snapshot, *, silent: bool) -> None:
         app.out.json(taken)
     elif not silent:
         app.out.line(taken.id)
-        app.note(f"  expires {ago(taken.expires_at) if taken.expires_at else 'never'}")
+        expires = f"expires {ago(taken.expires_at)}" if taken.expires_at else "never expires"
+        app.note(f"  {size(taken.size_bytes)}, {expires}")
 
 
-@command("rollback", examples=[("see what there is first", "sandkeep snapshots tree web")])
+@command("rollback", examples=[("look at the snapshots first", "sandkeep snapshots tree web")])
 @sandbox_argument()
-@argument("snapshot", metavar="SNAPSHOT_ID", help="Where to go back to.")
+@argument("snapshot", metavar="SNAPSHOT_ID", help="Snapshot to go back to.")
 def rollback(app: App, name: str, snapshot: str) -> None:
     """Let the next session of a sandbox start from an earlier snapshot.
 
-    A running session is stopped first. Nothing is lost: what it changed is in the snapshot its stop takes.
+    A running session is stopped first. Nothing is lost: its changes are in the snapshot that the stop takes.
     """
     box = go_back(app, name, snapshot)
     if app.json:
@@ -91,7 +89,7 @@ def rollback(app: App, name: str, snapshot: str) -> None:
 
 
 def go_back(app: App, name: str, snapshot: str) -> Sandbox:
-    """Stop the sandbox and choose what it starts from; a snapshot that is not there stops nothing."""
+    """Stop the sandbox and set its current snapshot; if the snapshot does not exist, nothing is stopped."""
     box = app.sandbox(name)
     with app.busy(f"Rolling back {name}"):
         return box.rollback(snapshot)
@@ -105,24 +103,32 @@ snapshots = Group(
 
 
 @command("ls", examples=[("of one sandbox", "sandkeep snapshots ls --name web")])
-@option("--name", metavar="NAME", shell_complete=sandbox_names, help="Only those of this sandbox.")
+@option("--name", metavar="NAME", shell_complete=sandbox_names, help="Only snapshots of this sandbox.")
 @paging
 def ls(app: App, name: str | None, **values: Any) -> None:
     """List snapshots, newest first."""
     from sandkeep.sync import SnapshotQuery
 
-    query = SnapshotQuery(
-        sandbox=name, page_size=values["limit"], order=SortOrder(values["sort_order"] or "desc")
+    query = SnapshotQuery(sandbox=name, order=SortOrder(values["sort_order"] or "desc"))
+    page = gathered(
+        values,
+        lambda size, cursor: app.client.query_snapshots(replace(query, page_size=size)).page(cursor),
     )
-    page = app.client.query_snapshots(query).page(values["cursor"])
     paged(
         app,
         "snapshots",
         page,
-        headers=("ID", "STATUS", "TAKEN", "SIZE", "EXPIRES", "HOW", "PARENT"),
+        headers=("ID", "STATUS", "TAKEN", "SIZE", "EXPIRES", "HOW", "SOURCE SESSION", "PARENT"),
         row=_row,
         empty="no snapshots",
     )
+    total(app, values, page, _total)
+
+
+def _total(found: Sequence[Snapshot]) -> str:
+    """Return how many there are, and their size on disk together."""
+    there = [each for each in found if each.status is SnapshotStatus.CREATED]
+    return f"{len(there)} snapshots, {size(sum(each.size_bytes for each in there))}"
 
 
 def _row(found: Snapshot) -> tuple[str, ...]:
@@ -133,6 +139,7 @@ def _row(found: Snapshot) -> tuple[str, ...]:
         _size(found),
         ago(found.expires_at) if found.expires_at else "never",
         found.method.value if found.method else "-",
+        found.session_id,
         found.parent_id or "-",
     )
 
@@ -143,7 +150,7 @@ _SNAPSHOT = argument("snapshot", metavar="SNAPSHOT_ID", help="The snapshot.")
 @command("get")
 @_SNAPSHOT
 def get(app: App, snapshot: str) -> None:
-    """Show a snapshot, or what is remembered of a deleted one."""
+    """Show a snapshot, or the record of a deleted one."""
     found = app.client.get_snapshot(snapshot)
     if app.json:
         app.out.json(found)
@@ -165,7 +172,9 @@ def get(app: App, snapshot: str) -> None:
 
 @command("tree")
 @sandbox_argument()
-@option("--descendants", is_flag=True, help="What came of the current snapshot, instead of what led to it.")
+@option(
+    "--descendants", is_flag=True, help="Show descendants of the current snapshot instead of its ancestors."
+)
 @option(
     "--sort-order",
     type=click.Choice(["asc", "desc"]),
@@ -179,11 +188,11 @@ def get(app: App, snapshot: str) -> None:
     metavar="NUMBER",
     show_default=True,
     section=PAGING,
-    help="How many at once, up to 10.",
+    help="How many to show, up to 10.",
 )
 @CURSOR
 def tree(app: App, name: str, limit: int, cursor: str | None, **values: Any) -> None:
-    """Show the snapshots that led to the current one of a sandbox, newest first."""
+    """Show the current snapshot of a sandbox and its ancestors, newest first."""
     from sandkeep.sync import Page
 
     box = app.sandbox(name)
@@ -194,7 +203,7 @@ def tree(app: App, name: str, limit: int, cursor: str | None, **values: Any) -> 
             hint=f"'sandkeep checkpoint {name}' takes one, and so does 'sandkeep stop {name}'",
         )
     line = box.snapshot_tree(cursor, descendants=values["descendants"] or values["sort_order"] == "asc")
-    # A cursor is the snapshot the page before ended with.
+    # A cursor is the last snapshot of the page before.
     shown = line[1:] if cursor else line
     page = Page(tuple(shown[:limit]), shown[limit - 1].snapshot.id if len(shown) > limit else None)
     if app.json:
@@ -224,22 +233,15 @@ def _brief(found: Snapshot) -> str:
 
 
 def _size(found: Snapshot) -> str:
-    """It is measured when it is written out, in moments."""
-    return "-" if found.synced_at is None else size(found.size_bytes)
+    """Return the size, or ``-`` if it was not measured yet."""
+    return "-" if found.synced_at is None and not found.size_bytes else size(found.size_bytes)
 
 
 @command("rm")
 @argument("snapshot", nargs=-1, required=True, metavar="SNAPSHOT_ID...", help="Snapshots to delete.")
 def rm(app: App, snapshot: tuple[str, ...]) -> None:
-    """Delete snapshots, also one that a sandbox would start from."""
-    results: list[dict[str, Any]] = []
-    for each in dict.fromkeys(snapshot):
-        with several(app, results, each) as result:
-            app.client.delete_snapshot(each)
-            result["removed"] = True
-            if not app.json:
-                app.out.line(each)
-    finish(app, results)
+    """Delete snapshots, even the current one of a sandbox."""
+    remove_each(app, snapshot, app.client.delete_snapshot)
 
 
 for each in (ls, get, tree, rm):

@@ -1,8 +1,8 @@
-"""``sandkeep run``: a command in a new sandbox, or in a named one that is found or made."""
+"""``sandkeep run``: run a command in a new sandbox, or in a named one that is created if needed."""
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandkeep.cli import interrupts, options
-from sandkeep.cli.ending import Ended
-from sandkeep.cli.execute import BARE, SHELL, WithCommand, perform
-from sandkeep.cli.framework import App, argument, command, option, sandbox_names
+from sandkeep.cli.app import App
+from sandkeep.cli.commands.execute import BARE, SHELL, WithCommand, perform
+from sandkeep.cli.completion import sandbox_names
+from sandkeep.cli.exit_status import Ended
+from sandkeep.cli.framework import argument, command, option
 from sandkeep.errors import NotFound
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 ENDING = "When it ends"
 _LOOKS = 10
-"""Answers of the server, not seconds: while it stands still, so does what it was asked for before."""
+"""Counted in responses, not in seconds: a server that is stuck does not create the sandbox either."""
 
 silent = option(
     "--silent", is_flag=True, section=options.SANDBOX, help="Do not print the name of a new sandbox."
@@ -29,7 +31,7 @@ silent = option(
 
 
 class Run(WithCommand):
-    """``-t`` is the terminal's, as in ``-it``; followed by ``key=value`` it is a tag."""
+    """``-t`` asks for a terminal, as in ``-it``; followed by ``key=value`` it is a tag."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -45,8 +47,8 @@ class Run(WithCommand):
     json=False,
     cls=Run,
     examples=[
-        ("once, leaving nothing behind", "sandkeep run -- python3 -c 'print(1 + 1)'"),
-        ("in a sandbox that stays", "sandkeep run --name web -- npm install"),
+        ("once, in a sandbox that is removed", "sandkeep run -- python3 -c 'print(1 + 1)'"),
+        ("in a sandbox that is kept", "sandkeep run --name web -- npm install"),
         ("the same one again, then stop it", "sandkeep run --name web --stop -- npm test"),
         ("without network", "sandkeep run --network-policy deny-all -- make"),
         ("with a terminal", "sandkeep run -it -- bash"),
@@ -56,15 +58,15 @@ class Run(WithCommand):
     "command",
     nargs=-1,
     metavar="[--] COMMAND...",
-    help="What to run. With --connect it may be left out.",
+    help="Command to run. Optional with --connect.",
 )
 @option(
     "--name",
     metavar="NAME",
     shell_complete=sandbox_names,
     section=options.SANDBOX,
-    help="Use the sandbox of this name; it is created, or resumed, and stays. Without a name a sandbox is "
-    "made for this command and removed after it.",
+    help="Use the sandbox of this name; create or resume it, and keep it. An existing sandbox must have the "
+    "configuration that the options give. Without a name, a new sandbox is used and removed afterwards.",
 )
 @options.run_sandbox
 @options.how_to_run
@@ -74,41 +76,46 @@ class Run(WithCommand):
     "--connect",
     is_flag=True,
     section=options.COMMAND,
-    help="Open a shell in the sandbox first; the command runs when it is left.",
+    help="Open a shell in the sandbox first; the command runs when the shell ends.",
 )
 @silent
-@option("--rm", "remove", is_flag=True, section=ENDING, help="Remove the sandbox, also a named one.")
+@option("--rm", "remove", is_flag=True, section=ENDING, help="Remove the sandbox, even one with a name.")
 @option("--stop", is_flag=True, section=ENDING, help="Stop the sandbox and keep its files.")
 def run(app: App, command: tuple[str, ...], name: str | None, **values: Any) -> None:
     """Run a command in a sandbox.
 
-    Output arrives as it is printed, and the exit status is the command's own. Ctrl-C interrupts the command,
-    a second Ctrl-C kills it.
+    Output is shown as it is printed, and the exit status is that of the command. Ctrl-C interrupts the
+    command, a second Ctrl-C kills it.
     """
     if values["remove"] and values["stop"]:
         raise click.UsageError("--rm and --stop cannot be given together")
     if not command and not values["connect"]:
         raise click.UsageError("COMMAND is missing")
     with opened(app, name, values, throw_away=name is None and not values["stop"]) as box:
-        status = perform(app, box, SHELL, BARE) if values["connect"] else 0
+        status = _shell(app, box, values) if values["connect"] else 0
         if command:
             status = perform(app, box, command, {**values, "timeout": None})
     raise Ended(status)
 
 
+def _shell(app: App, box: Sandbox, values: dict[str, Any]) -> int:
+    """Open a shell before the command; of the options only --no-extend-timeout applies to it."""
+    return perform(app, box, SHELL, {**BARE, "no_extend_timeout": values["no_extend_timeout"]})
+
+
 @contextmanager
 def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bool) -> Iterator[Sandbox]:
-    """A sandbox by name, or a new one; at the end it is removed, stopped, or left as it is."""
-    # Variables are for the command, so that they are not kept with the sandbox.
+    """Open a sandbox by name, or a new one; at the end remove it, stop it, or leave it as it is."""
+    # Variables are for the command only and are not stored with the sandbox.
     wanted = options.configuration({**values, "env": ()})
-    with interrupts.raised():
+    with interrupts.raised(*interrupts.ENDING):
         if name is not None:
             box = _found_or_made(app, name, wanted)
         elif throw_away:
             wanted["persistent"] = False
             box = _short_lived(app, wanted)
         else:
-            with app.busy("Starting a sandbox"):
+            with app.starting("Starting a sandbox"):
                 box = app.client.create_sandbox(None, **wanted)
             if not values["silent"]:
                 app.note(f"sandbox {box.name}")
@@ -125,19 +132,15 @@ def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bo
 
 
 def _found_or_made(app: App, name: str, wanted: NewConfiguration) -> Sandbox:
-    created: list[Sandbox] = []
-    with app.busy(f"Starting {name}"):
-        box = app.client.get_or_create_sandbox(name, on_create=created.append, **wanted)
-    if wanted and not created:
-        app.note(f"{name} exists and keeps its configuration; 'sandkeep config' changes it")
-    return box
+    with app.starting(f"Starting {name}"):
+        return app.client.get_or_create_sandbox(name, **wanted)
 
 
 def _short_lived(app: App, wanted: NewConfiguration) -> Sandbox:
-    """A sandbox under a name of our own making, to find it by when we are interrupted while it is created."""
-    name = f"run-{secrets.token_hex(6)}"
+    """Create a sandbox under a generated name, to find it by if an interrupt comes during its creation."""
+    name = f"run-{os.urandom(6).hex()}"
     try:
-        with app.busy("Starting a sandbox"):
+        with app.starting("Starting a sandbox"):
             return app.client.create_sandbox(name, **wanted)
     except BaseException:
         if interrupts.came():
@@ -151,11 +154,11 @@ def _forget(app: App, name: str) -> None:
             app.sandbox(name).destroy()
             return
         except NotFound:
-            time.sleep(0.1)  # what was asked for may be under way still
+            time.sleep(0.1)  # the server may still be creating it
 
 
 def _destroy(box: Sandbox) -> None:
     try:
         box.destroy()
     except NotFound:
-        pass  # somebody else did
+        pass  # another client removed it

@@ -1,11 +1,12 @@
-"""``sandkeep events``: what happened, and who had it done."""
+"""``sandkeep events``: events and who caused them."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkeep.cli.framework import App, command, option, sandbox_argument
+from sandkeep.cli.app import App
+from sandkeep.cli.framework import command, option, sandbox_argument
 from sandkeep.cli.output import clean
 
 if TYPE_CHECKING:
@@ -18,19 +19,19 @@ _NOTHING: Final[tuple[Any, ...]] = (None, [], "")
 @command(
     "events",
     examples=[
-        ("everything in the project", "sandkeep events"),
-        ("what was run in a sandbox", "sandkeep events web --kind process."),
+        ("all of the project", "sandkeep events"),
+        ("processes of a sandbox", "sandkeep events web --kind process."),
         ("as it happens", "sandkeep events -f web"),
     ],
 )
-@sandbox_argument(required=False, help="Only what happened to this sandbox.")
-@option("-f", "--follow", is_flag=True, help="Go on as things happen, until interrupted.")
-@option("--kind", metavar="KIND", help="Only events whose kind begins so: sandbox., process.started")
+@sandbox_argument(required=False, help="Only events of this sandbox.")
+@option("-f", "--follow", is_flag=True, help="Show new events as they happen, until interrupted.")
+@option("--kind", metavar="KIND", help="Only events whose kind begins with this: sandbox., process.started")
 def events(app: App, name: str | None, follow: bool, kind: str | None) -> None:
-    """Show what happened to a sandbox or in the whole project, oldest first, and who had it done.
+    """Show the events of a sandbox or of the whole project, oldest first, and who caused them.
 
-    Each line has the time, the kind, the actor (a token or a user of the server's machine; '-' for what came
-    by itself), the sandbox and what there is to know. With --json each event is a line.
+    Each line has the time, the kind, the actor (a token or a user of the server's machine; '-' if the server
+    acted by itself), the sandbox and details. With --json each event is a line.
     """
     found = False
     source = app.client.events if name is None else app.sandbox(name).events
@@ -42,7 +43,7 @@ def events(app: App, name: str | None, follow: bool, kind: str | None) -> None:
             else:
                 print(_line(event), flush=True)
     if not found and not app.json:
-        app.note(f"nothing of that kind happened {'yet' if name is None else f'to {name} yet'}")
+        app.note(f"no such event yet{'' if name is None else f' of {name}'}")
 
 
 def _line(event: Event) -> str:

@@ -1,13 +1,14 @@
-"""``sandkeep secret``: values that rules of network policies inject. They go in and never come out."""
+"""``sandkeep secret``: values that rules of network policies inject. They are never shown again."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
 
-from sandkeep.cli.framework import App, Group, argument, command, finish, option, several
+from sandkeep.cli.app import App
+from sandkeep.cli.batch import remove_each
+from sandkeep.cli.framework import Group, argument, command, option
 from sandkeep.cli.output import ago
 
 secret = Group(
@@ -21,19 +22,19 @@ secret = Group(
     "set",
     examples=[
         ("from a file", "sandkeep secret set github < token.txt"),
-        ("asked for without being shown", "sandkeep secret set github"),
+        ("typed without being shown", "sandkeep secret set github"),
     ],
 )
-@argument("name", metavar="NAME", help="What rules will call it.")
-@option("--value", metavar="TEXT", help="The value; others on this machine may see it. Better on stdin.")
+@argument("name", metavar="NAME", help="Name that rules refer to.")
+@option("--value", metavar="TEXT", help="The value; other users of this machine may see it. Better on stdin.")
 def set_(app: App, name: str, value: str | None) -> None:
-    """Store a value, read from standard input, in place of the one before.
+    """Store a value, read from standard input, and replace an earlier one.
 
-    Running sandboxes whose rules name it get it at once. It is never shown again.
+    Running sandboxes whose rules name it use the new value at once. It is never shown again.
     """
     text = _asked() if value is None else value
     if not text:
-        raise click.UsageError("there is no value on standard input" if value is None else "--value is empty")
+        raise click.UsageError("no value on standard input" if value is None else "--value is empty")
     stored = app.client.secrets.set(name, text)
     if app.json:
         app.out.json(stored)
@@ -42,19 +43,19 @@ def set_(app: App, name: str, value: str | None) -> None:
 
 
 def _asked() -> str:
-    """What standard input holds, without the line feed that editors and echo put at its end."""
+    """Read standard input, without the line feed that editors and echo put at its end."""
     if sys.stdin.isatty():
         return str(click.prompt("Value", hide_input=True, err=True))
     try:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError:
-        raise click.UsageError("the value on standard input is no text") from None
+        raise click.UsageError("the value on standard input is not text") from None
     return text.removesuffix("\n").removesuffix("\r")
 
 
 @command("ls")
 def ls(app: App) -> None:
-    """List secrets by name; without their values."""
+    """List the names of secrets, without their values."""
     found = app.client.secrets.list()
     if app.json:
         app.out.json(found)
@@ -62,21 +63,14 @@ def ls(app: App) -> None:
         rows = [(each.name, ago(each.created_at), ago(each.updated_at)) for each in found]
         app.out.table(("NAME", "CREATED", "CHANGED"), rows)
     else:
-        app.note("no secrets; 'sandkeep secret set NAME' makes one")
+        app.note("no secrets; 'sandkeep secret set NAME' creates one")
 
 
 @command("rm")
 @argument("name", nargs=-1, required=True, metavar="NAME...", help="Names of secrets.")
 def rm(app: App, name: tuple[str, ...]) -> None:
     """Delete secrets. Requests whose rules name them are refused from now on."""
-    results: list[dict[str, Any]] = []
-    for each in dict.fromkeys(name):
-        with several(app, results, each) as result:
-            app.client.secrets.delete(each)
-            result["removed"] = True
-            if not app.json:
-                app.out.line(each)
-    finish(app, results)
+    remove_each(app, name, app.client.secrets.delete)
 
 
 for child in (set_, ls, rm):

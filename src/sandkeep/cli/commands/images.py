@@ -1,4 +1,4 @@
-"""``sandkeep images``: what sandboxes start from. They belong to the server's machine, not to a project."""
+"""``sandkeep images``: the images that sandboxes start from, of the project and of all projects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandkeep.cli.framework import App, Group, argument, command, finish, option, several
+from sandkeep.cli.app import App
+from sandkeep.cli.batch import remove_each
+from sandkeep.cli.framework import Group, argument, command, option
 from sandkeep.cli.output import ago, size
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 images = Group(
     "images",
-    "Manage the images sandboxes start from. 'host', this machine's own system, is always there.",
+    "Manage the images that sandboxes start from. 'host', the system of the server's machine, always exists.",
     aliases={"list": "ls", "delete": "rm"},
 )
 
@@ -35,14 +37,17 @@ def ls(app: App) -> None:
                 ", ".join(image.names) or "-",
                 image.kind,
                 size(image.size_bytes),
+                "all projects" if image.shared else "this project",
                 ago(image.created_at),
                 image.id,
             )
             for image in found
         ]
-        app.out.table(("NAME", "KIND", "SIZE", "CREATED", "ID"), rows)
+        app.out.table(("NAME", "KIND", "SIZE", "OF", "CREATED", "ID"), rows)
+        if len(found) > 1:
+            app.note(f"\n{len(found)} images, {size(sum(image.size_bytes for image in found))}")
     else:
-        app.note("no images yet besides 'host'; 'sandkeep images pull' fetches one")
+        app.note("no images yet besides 'host'; 'sandkeep images pull' pulls one")
 
 
 @command(
@@ -50,11 +55,20 @@ def ls(app: App) -> None:
     examples=[("and then", "sandkeep run --image debian:12 -- cat /etc/os-release")],
 )
 @argument("reference", metavar="REFERENCE", help="Such as debian:12 or registry.example.org/name:tag.")
-@option("--platform", metavar="OS/ARCH", help="Such as linux/arm64; this machine's own if not given.")
-@option("--username", metavar="NAME", help="For the registry; its password is read from SANDKEEP_PASSWORD.")
-@option("--insecure", is_flag=True, help="Allow plain HTTP and certificates nobody vouches for.")
-def pull(app: App, reference: str, platform: str | None, username: str | None, insecure: bool) -> None:
-    """Fetch an image from a registry. What is here already is not fetched again."""
+@option("--platform", metavar="OS/ARCH", help="Such as linux/arm64 [default: the server's own]")
+@option(
+    "--username", metavar="NAME", help="User at the registry; the password is read from SANDKEEP_PASSWORD."
+)
+@option(
+    "--insecure",
+    is_flag=True,
+    help="Allow plain HTTP and untrusted certificates; with a token only where the operator lists it.",
+)
+@option("--shared", is_flag=True, help="Pull it for all projects; for the local user of the server only.")
+def pull(
+    app: App, reference: str, platform: str | None, username: str | None, insecure: bool, shared: bool
+) -> None:
+    """Pull an image from a registry for the project. Layers that exist are not fetched again."""
     password = os.environ.get("SANDKEEP_PASSWORD") if username else None
     if username and not password:
         raise click.UsageError("--username needs the password in SANDKEEP_PASSWORD")
@@ -71,6 +85,7 @@ def pull(app: App, reference: str, platform: str | None, username: str | None, i
             username=username,
             password=password,
             insecure=insecure,
+            shared=shared,
             progress=progress,
         )
     _show(app, made)
@@ -79,18 +94,18 @@ def pull(app: App, reference: str, platform: str | None, username: str | None, i
 @command(
     "import",
     examples=[
-        ("what docker save wrote", "sandkeep images import app.tar --name app"),
+        ("an archive of docker save", "sandkeep images import app.tar --name app"),
         ("a directory made by debootstrap", "sandkeep images import ./rootfs --name base"),
     ],
 )
 @argument("path", metavar="PATH", help="A directory or archive on this machine.")
-@option("--name", required=True, metavar="NAME", help="What sandboxes will call it.")
-@option("--kind", type=click.Choice(_KINDS), help="What it is; found out if not given.")
-@option("--reference", metavar="NAME", help="Which image, where a layout or archive holds several.")
+@option("--name", required=True, metavar="NAME", help="Name of the image.")
+@option("--kind", type=click.Choice(_KINDS), help="Kind of the source [default: detected]")
+@option("--reference", metavar="NAME", help="Which image, if a layout or archive holds several.")
 def import_(app: App, path: str, name: str, kind: Any, reference: str | None) -> None:
-    """Make an image from a root filesystem, an OCI layout, or what 'docker save' wrote."""
+    """Import an image for all projects: a root filesystem, an OCI layout, or an archive of 'docker save'."""
     if not os.path.exists(path):
-        raise click.UsageError(f"there is no {path} here")
+        raise click.UsageError(f"{path} does not exist")
     with app.busy(f"Importing {path}"):
         made = app.client.images.import_(
             os.path.abspath(path), name, kind=kind or _kind(path), reference=reference
@@ -99,32 +114,25 @@ def import_(app: App, path: str, name: str, kind: Any, reference: str | None) ->
 
 
 def _kind(path: str) -> Any:
-    """What a path looks like."""
+    """Detect the kind of a source."""
     if os.path.isdir(path):
         return "oci-layout" if os.path.exists(os.path.join(path, "oci-layout")) else "directory"
     try:
         with tarfile.open(path) as archive:
-            # docker save puts its manifest anywhere; a root filesystem has none at its top.
+            # docker save puts its manifest anywhere in the archive; a root filesystem has none at its top.
             for entry in archive:
                 if entry.name == "manifest.json":
                     return "docker-archive"
     except (tarfile.TarError, EOFError):
-        pass  # zstd, perhaps: the server reads that
+        pass  # perhaps zstd, which the server can read
     return "tar"
 
 
 @command("rm")
 @argument("name", nargs=-1, required=True, metavar="NAME...", help="Names or ids of images.")
 def rm(app: App, name: tuple[str, ...]) -> None:
-    """Delete names of images and, with its last name, each image."""
-    results: list[dict[str, Any]] = []
-    for each in dict.fromkeys(name):
-        with several(app, results, each) as result:
-            app.client.images.delete(each)
-            result["removed"] = True
-            if not app.json:
-                app.out.line(each)
-    finish(app, results)
+    """Delete names of images; an image is deleted with its last name."""
+    remove_each(app, name, app.client.images.delete)
 
 
 def _show(app: App, image: Image) -> None:

@@ -1,4 +1,4 @@
-"""``sandkeep ps``, ``logs`` and ``kill``: processes that run, and what is remembered of those that did."""
+"""``sandkeep ps``, ``logs`` and ``kill``: running processes, and the records of ended ones."""
 
 from __future__ import annotations
 
@@ -6,37 +6,45 @@ import codecs
 import shlex
 import signal as signals
 from contextlib import closing
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandkeep.cli import show
+from sandkeep.cli import present
+from sandkeep.cli.app import App
 from sandkeep.cli.follow import show as show_output
-from sandkeep.cli.framework import App, argument, command, option, sandbox_argument
+from sandkeep.cli.framework import argument, command, option, sandbox_argument
 from sandkeep.cli.output import ago, span
-from sandkeep.cli.values import NumberType
+from sandkeep.cli.values import DURATION, NumberType
 from sandkeep.errors import NotFound
-from sandkeep.types import ProcessStatus
+from sandkeep.states import ProcessStatus
 
 if TYPE_CHECKING:
     from sandkeep.sync import Process, Sandbox
 
 
-@command("ps", examples=[("of earlier sessions too", "sandkeep ps web --all")])
+@command("ps", examples=[("also of earlier sessions", "sandkeep ps web --all")])
 @sandbox_argument()
-@option("-a", "--all", "everything", is_flag=True, help="Of all sessions, not only the latest.")
-@option("--session", metavar="SESSION_ID", help="Of this session.")
+@option(
+    "-a", "--all", "everything", is_flag=True, help="List processes of all sessions, not only of the latest."
+)
+@option("--session", metavar="SESSION_ID", help="List processes of this session.")
 def ps(app: App, name: str, everything: bool, session: str | None) -> None:
-    """List the processes sandkeep started in a sandbox, newest first; those that ended too."""
+    """List the processes that sandkeep started in a sandbox, newest first, including ended ones."""
     if everything and session:
         raise click.UsageError("--all and --session cannot be given together")
     found = _processes(app.sandbox(name), everything=everything, session=session)
     if app.json:
-        app.out.json([show.process(process) for process in found])
+        app.out.json([present.process(process) for process in found])
     elif found:
         app.out.table(("ID", "STATUS", "EXIT", "STARTED", "RAN", "COMMAND"), [_row(each) for each in found])
     else:
-        app.note(f"nothing was run in {name}" if everything else f"nothing was run in this session of {name}")
+        app.note(
+            f"no process was started in {name}"
+            if everything
+            else f"no process was started in this session of {name}"
+        )
 
 
 def _processes(box: Sandbox, *, everything: bool, session: str | None) -> list[Process]:
@@ -60,25 +68,25 @@ _PROCESS = argument(
     "process",
     metavar="[PROCESS_ID]",
     required=False,
-    help="The process; the one started last when not given.",
+    help="The process [default: the one started last]",
 )
 
 
 @command(
     "logs",
     examples=[
-        ("of whatever was started last", "sandkeep logs web"),
+        ("of the process started last", "sandkeep logs web"),
         ("as it is printed", "sandkeep logs -f web cmd_1234"),
     ],
 )
 @sandbox_argument()
 @_PROCESS
-@option("-f", "--follow", is_flag=True, help="Go on until the process ends.")
-@option("--since-offset", type=NumberType(0), default=0, metavar="BYTES", help="Skip so many bytes.")
+@option("-f", "--follow", is_flag=True, help="Follow the output until the process ends.")
+@option("--since-offset", type=NumberType(0), default=0, metavar="BYTES", help="Skip this many bytes.")
 def logs(app: App, name: str, process: str | None, follow: bool, since_offset: int) -> None:
-    """Show what a process printed, from its durable log: while it runs, or long after.
+    """Show the output of a process from its durable log, while it runs or long after.
 
-    With --json each piece is a line: its offset and end (for --since-offset), time, stream and text.
+    With --json each chunk is a line: its offset and end (for --since-offset), time, stream and text.
     """
     found = _process(app.sandbox(name), process)
     if app.json:
@@ -90,12 +98,12 @@ def logs(app: App, name: str, process: str | None, follow: bool, since_offset: i
 def _records(app: App, process: Process, *, offset: int, follow: bool) -> None:
     from sandkeep.sync import OutputGap
 
-    # A character may be torn between two pieces of its stream.
+    # A character can be split between two chunks of its stream.
     decoders: dict[str, Any] = {}
     with closing(process.output(offset, follow=follow)) as items:
         for item in items:
             if isinstance(item, OutputGap):
-                app.out.record({"offset": item.offset, "end": item.end, "dropped": item.length})
+                app.out.record({"offset": item.offset, "end": item.end, item.reason: item.length})
                 continue
             stream = item.stream.value
             decoder = decoders.setdefault(stream, codecs.getincrementaldecoder("utf-8")("replace"))
@@ -106,19 +114,36 @@ def _records(app: App, process: Process, *, offset: int, follow: bool) -> None:
 @command(
     "kill",
     examples=[
-        ("ask whatever was started last to end", "sandkeep kill web"),
+        ("ask the process started last to end", "sandkeep kill web"),
         ("end it", "sandkeep kill -s KILL web cmd_1234"),
     ],
 )
 @sandbox_argument()
 @_PROCESS
-@option("-s", "--signal", default="TERM", show_default=True, metavar="SIGNAL", help="By name or number.")
-def kill(app: App, name: str, process: str | None, signal: str) -> None:
-    """Send a signal to a process and everything in its group."""
+@option(
+    "-s",
+    "--signal",
+    default="TERM",
+    show_default=True,
+    metavar="SIGNAL",
+    help="Signal to send, by name or number.",
+)
+@option(
+    "--grace",
+    type=DURATION,
+    help="With TERM: kill the process and its descendants if they have not ended this much later.",
+)
+def kill(app: App, name: str, process: str | None, signal: str, grace: timedelta | None) -> None:
+    """Send a signal to a process and its group; TERM and KILL go to all its descendants."""
     number = _number(signal)
+    if grace is not None and number != signals.SIGTERM:
+        raise click.UsageError("--grace is for TERM")
     box = app.sandbox(name)
     found = _process(box, process, running=process is None)
-    found.send_signal(number)
+    if grace is None:
+        found.send_signal(number)
+    else:
+        found.terminate(grace=grace)
     if app.json:
         app.out.json({"process": found.id, "signal": signal.upper().removeprefix("SIG")})
     else:
@@ -126,13 +151,13 @@ def kill(app: App, name: str, process: str | None, signal: str) -> None:
 
 
 def _number(text: str) -> int:
-    """A signal, looked at before the process: what cannot be sent to any is a mistake for each."""
+    """Return the number of a signal; refuse an invalid one before looking for the process."""
     name = text.upper() if text.upper().startswith("SIG") else f"SIG{text.upper()}"
     if name in signals.Signals.__members__:
         return signals.Signals[name]
     if text.isdecimal() and int(text) in signals.valid_signals():
         return int(text)
-    raise click.UsageError(f"--signal: {text!r} is no signal")
+    raise click.UsageError(f"--signal: {text!r} is not a signal")
 
 
 def _process(box: Sandbox, process: str | None, *, running: bool = False) -> Process:
@@ -141,9 +166,9 @@ def _process(box: Sandbox, process: str | None, *, running: bool = False) -> Pro
     for found in box.processes():
         if not running or found.status is ProcessStatus.RUNNING:
             return found
-    what = "no process runs" if running else "nothing was run"
+    what = "no process runs" if running else "no process was started"
     raise NotFound(
         f"{what} in the latest session of {box.name}",
         kind="process",
-        hint=f"'sandkeep ps {box.name} --all' shows those of earlier sessions",
+        hint=f"'sandkeep ps {box.name} --all' lists those of earlier sessions",
     )

@@ -1,4 +1,4 @@
-"""``sandkeep config``: how a sandbox is configured, one command for each thing that can be changed."""
+"""``sandkeep config``: the configuration of a sandbox, one command for each field that can be changed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandkeep.cli import options, show
-from sandkeep.cli.framework import App, Group, argument, command, option, sandbox_argument
-from sandkeep.cli.output import lifetime, pairs, span
-from sandkeep.cli.values import DURATION, LIFETIME, NUMBER, TRUTH, NumberType
-from sandkeep.types import MAX_RETAINED, Mount, Resources, SnapshotRetention
+from sandkeep.cli import options, present
+from sandkeep.cli.app import App
+from sandkeep.cli.framework import Group, argument, command, option, sandbox_argument
+from sandkeep.cli.output import lifetime, pairs
+from sandkeep.cli.values import LIFETIME, NUMBER, TRUTH, NumberType
+from sandkeep.spec import MAX_RETAINED, Mount, Resources, SnapshotRetention
 
 if TYPE_CHECKING:
     from sandkeep.sync import Sandbox
 
 config = Group(
     "config",
-    "Show and change how a sandbox is configured. Changes count from its next session on.",
+    "Show and change the configuration of a sandbox. Changes apply from its next session on.",
     absent={
         "region": options.ONE_PLACE,
         "failover-regions": options.ONE_PLACE,
@@ -35,7 +36,7 @@ def list_(app: App, name: str) -> None:
     """Show the configuration of a sandbox."""
     box = app.sandbox(name)
     if app.json:
-        app.out.json(show.sandbox(box, routes=True))
+        app.out.json(present.sandbox(box, routes=True))
         return
     app.out.table(("FIELD", "VALUE"), _rows(box))
 
@@ -53,16 +54,30 @@ def _rows(box: Sandbox) -> list[tuple[str, str]]:
         ("Image", box.image or box.runtime or "-"),
         ("vCPUs", str(box.resources.vcpus)),
         ("Memory", f"{box.resources.memory_mb} MB"),
-        ("Timeout", span(box.execution_time_limit)),
+        *_settings(box, options.SANDBOX),
         ("Persistent", "true" if box.persistent else "false"),
-        ("Network policy", show.policy(box.network_policy)),
-        ("Ports", ", ".join(f"{route.port} ({route.url})" for route in box.routes) or "-"),
-        ("Snapshot expiration", lifetime(box.snapshot_expiration)),
+        ("Network policy", present.policy(box.network_policy)),
+        ("Ports", ", ".join(f"{route.port} ({route.link})" for route in box.routes) or "-"),
+        *_settings(box, options.SNAPSHOTS),
         ("Keep last snapshots", retention),
         ("Current snapshot", box.current_snapshot_id or "-"),
         ("Tags", pairs(box.tags)),
         ("Mounts", pairs(mounts)),
+        ("Used so far", present.usage(box.usage)),
     ]
+
+
+def _settings(box: Sandbox, section: str) -> list[tuple[str, str]]:
+    """Return the rows of the plain options under a heading."""
+    return [
+        (each.label, _text(getattr(box, each.keyword)))
+        for each in options.SETTINGS
+        if each.section == section
+    ]
+
+
+def _text(value: bool | timedelta | None) -> str:
+    return str(value).lower() if isinstance(value, bool) else lifetime(value)
 
 
 config.add_command(list_)
@@ -71,7 +86,7 @@ config.add_command(list_)
 def _changing(
     name: str, *decorators: Callable[[Any], Any]
 ) -> Callable[[Callable[..., dict[str, Any]]], click.Command]:
-    """A command that changes one thing: its function gives the arguments of ``update``."""
+    """Make a command that changes one field: its function returns the arguments of ``update``."""
 
     def make(function: Callable[..., dict[str, Any]]) -> click.Command:
         def change(app: App, name: str, **values: Any) -> None:
@@ -91,30 +106,46 @@ def _changing(
 
 def _changed(app: App, box: Sandbox) -> None:
     if app.json:
-        app.out.json(show.sandbox(box, routes=True))
+        app.out.json(present.sandbox(box, routes=True))
     else:
-        app.note(f"{box.name} is changed; 'sandkeep config list {box.name}' shows it all")
+        app.note(f"{box.name} is changed; 'sandkeep config list {box.name}' shows the configuration")
 
 
 def value(kind: Any, metavar: str, help_text: str) -> Callable[[Any], Any]:
     return argument("value", type=kind, metavar=metavar, help=help_text)
 
 
-@_changing("vcpus", value(NUMBER, "COUNT", "1 or an even number; each has 2048 MB of memory."))
-def vcpus(box: Sandbox, value: int) -> dict[str, Any]:
+@_changing(
+    "vcpus",
+    value(NUMBER, "COUNT", "1 or an even number; each has 2048 MB of memory."),
+    options.best_effort(),
+)
+def vcpus(box: Sandbox, value: int, best_effort: bool) -> dict[str, Any]:
     """Change the number of processors, and the memory with it."""
-    return {"resources": Resources(value)}
+    return {"resources": Resources(value, exact=not best_effort)}
 
 
-@_changing("timeout", value(DURATION, "DURATION", "Such as 30m or 2h."))
-def timeout(box: Sandbox, value: timedelta) -> dict[str, Any]:
-    """Change how long each new session may live."""
-    return {"execution_time_limit": value}
+def _change_setting(setting: options.Setting) -> None:
+    """Add the command that changes a plain option."""
+
+    def change(box: Sandbox, value: Any) -> dict[str, Any]:
+        return {setting.keyword: value}
+
+    change.__doc__ = setting.change
+    _changing(setting.word, value(setting.kind, setting.metavar, setting.value))(change)
+
+
+for _setting in options.SETTINGS:
+    _change_setting(_setting)
 
 
 @_changing("persistent", value(TRUTH, "true|false", "Whether files are kept."))
 def persistent(box: Sandbox, value: bool) -> dict[str, Any]:
-    """Keep files between sessions, or forget them."""
+    """Keep the files between sessions, or discard them.
+
+    With ``false`` the files of the running session are still kept when it stops, and those of later ones
+    are not. With ``true`` they are kept from now on.
+    """
     return {"persistent": value}
 
 
@@ -129,47 +160,39 @@ def persistent(box: Sandbox, value: bool) -> dict[str, Any]:
     ),
 )
 def network_policy(box: Sandbox, mode: str | None, **values: Any) -> dict[str, Any]:
-    """Change what a sandbox may reach, at once. Replaces the whole policy."""
+    """Change which network access a sandbox has, at once. Replaces the whole policy."""
     if mode is not None:
         if values["network_policy"] not in (None, mode):
             raise click.UsageError("--mode and --network-policy are the same")
         values["network_policy"] = mode
     chosen = options.policy(values)
     if chosen is None:
-        raise click.UsageError(
-            "say what may be reached: --network-policy, --allowed-domain, --allowed-cidr …"
-        )
+        raise click.UsageError("an option is missing: --network-policy, --allowed-domain, --allowed-cidr …")
     return {"network_policy": chosen}
 
 
 @_changing("ports", options.ports)
 def ports(box: Sandbox, ports: tuple[int, ...]) -> dict[str, Any]:
-    """Change which ports are reachable from outside. Replaces all; none given closes all."""
+    """Change which ports are reachable from outside. Replaces all ports; without any, closes all."""
     return {"ports": ports}
 
 
 @_changing("tags", options.tags("-t", "--tag"))
 def tags(box: Sandbox, tags: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """Change the labels of a sandbox. Replaces all; none given removes all."""
+    """Change the tags of a sandbox. Replaces all tags; without any, removes all."""
     return {"tags": dict(tags)}
 
 
 @_changing("env", options.variables(options.SANDBOX, options.DEFAULT_ENV))
 def env(box: Sandbox, env: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """Change the variables of every process. Replaces all; none given removes all."""
+    """Change the variables of all processes. Replaces all variables; without any, removes all."""
     return {"env": dict(env)}
 
 
 @_changing("mounts", options.mounts)
 def mounts(box: Sandbox, mounts: tuple[tuple[str, Mount], ...]) -> dict[str, Any]:
-    """Change which drives are mounted. Replaces all; none given removes all."""
+    """Change which drives are mounted. Replaces all mounts; without any, removes all."""
     return {"mounts": dict(mounts)}
-
-
-@_changing("snapshot-expiration", value(LIFETIME, "DURATION|none", "Such as 7d; none is for ever."))
-def snapshot_expiration(box: Sandbox, value: timedelta) -> dict[str, Any]:
-    """Change how long snapshots of a sandbox live."""
-    return {"snapshot_expiration": value}
 
 
 @_changing(
@@ -186,30 +209,30 @@ def keep_last_snapshots(box: Sandbox, value: int) -> dict[str, Any]:
 
 @_changing("keep-last-snapshots-for", value(LIFETIME, "DURATION|none", "Such as 30d; none is for ever."))
 def keep_last_snapshots_for(box: Sandbox, value: timedelta) -> dict[str, Any]:
-    """Change how long the kept snapshots live."""
+    """Change how long the newest snapshots are kept. The current one never expires."""
     return {"snapshot_retention": replace(_kept(box), expiration=value)}
 
 
 @_changing("delete-evicted-snapshots", value(TRUTH, "true|false", "Delete, or let them expire."))
 def delete_evicted_snapshots(box: Sandbox, value: bool) -> dict[str, Any]:
-    """Delete snapshots when newer ones push them out, or let them expire."""
+    """Delete snapshots when newer ones replace them, or let them expire."""
     return {"snapshot_retention": replace(_kept(box), delete_evicted=value)}
 
 
 def _kept(box: Sandbox) -> SnapshotRetention:
     if box.snapshot_retention is None:
         raise click.UsageError(
-            f"{box.name} keeps all snapshots: 'sandkeep config keep-last-snapshots' comes first"
+            f"{box.name} keeps all snapshots: use 'sandkeep config keep-last-snapshots' first"
         )
     return box.snapshot_retention
 
 
 @command("current-snapshot")
 @sandbox_argument()
-@argument("snapshot", metavar="SNAPSHOT_ID", help="What the next session starts from.")
+@argument("snapshot", metavar="SNAPSHOT_ID", help="Snapshot that the next session starts from.")
 def current_snapshot(app: App, name: str, snapshot: str) -> None:
     """Let the next session start from another snapshot; the same as 'sandkeep rollback'."""
-    from sandkeep.cli.snapshots import go_back
+    from sandkeep.cli.commands.snapshots import go_back
 
     _changed(app, go_back(app, name, snapshot))
 

@@ -1,11 +1,12 @@
-"""``sandkeep net``: what a sandbox's network did, and by which rule."""
+"""``sandkeep net``: the network activity of a sandbox, and the rules that decided on it."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from sandkeep.cli.framework import App, command, option, sandbox_argument
+from sandkeep.cli.app import App
+from sandkeep.cli.framework import command, option, sandbox_argument
 from sandkeep.cli.output import clean, size
 
 if TYPE_CHECKING:
@@ -18,17 +19,17 @@ _KIND_WIDTH = len("connection")
 @command(
     "net",
     examples=[
-        ("what was tried so far", "sandkeep net web"),
+        ("so far", "sandkeep net web"),
         ("as it happens", "sandkeep net -f web"),
     ],
 )
 @sandbox_argument()
-@option("-f", "--follow", is_flag=True, help="Go on as things happen, until interrupted.")
+@option("-f", "--follow", is_flag=True, help="Show new events as they happen, until interrupted.")
 def net(app: App, name: str, follow: bool) -> None:
-    """Show what a sandbox's network did: names, connections and requests, allowed or denied.
+    """Show the network activity of a sandbox: names, connections and requests, allowed or denied.
 
-    Each line has the time, what happened, the verdict, the name or address with its port, the request, the
-    bytes and the rule or reason. With --json each event is a line.
+    Each line has the time, the kind, the verdict, the name or address with its port, the request, the bytes
+    and the rule or reason. With --json each event is a line.
     """
     found = False
     with closing(app.sandbox(name).network_events(follow=follow)) as events:
@@ -39,7 +40,7 @@ def net(app: App, name: str, follow: bool) -> None:
             else:
                 print(_line(app, event), flush=True)
     if not found and not app.json:
-        app.note(f"nothing happened on the network of {name} yet")
+        app.note(f"no network activity of {name} yet")
 
 
 def _line(app: App, event: NetworkEvent) -> str:
@@ -54,7 +55,7 @@ def _where(event: NetworkEvent) -> str:
     host = event.name or event.address or ""
     if event.port is None:
         return host
-    # An address of IPv6 has colons of its own.
+    # IPv6 addresses contain colons.
     return f"[{host}]:{event.port}" if ":" in host else f"{host}:{event.port}"
 
 

@@ -1,4 +1,4 @@
-"""``sandkeep doctor``: what this machine can do, as a table for people or JSON for programs."""
+"""``sandkeep doctor``: what this machine can do, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from sandkeep.cli.ending import FAILED, Ended
-from sandkeep.cli.framework import App, command
+from sandkeep.cli.app import App
+from sandkeep.cli.exit_status import FAILED, Ended
+from sandkeep.cli.framework import command
 from sandkeep.cli.output import terminal_width
 from sandkeep.paths import data_directory
 
 if TYPE_CHECKING:
-    from sandkeep.host.doctor import Report
+    from sandkeep.host.doctor import DoctorReport
 
 
-def render(report: Report, width: int) -> str:
-    """Aligned columns: status, capability, why; what to do goes below the line it belongs to."""
+def render(report: DoctorReport, width: int) -> str:
+    """Format the report in columns: status, capability, reason; below each line what to do about it."""
     names = max(len(found.name) for found in report.findings)
     indent = " " * (10 + names + 2)
     room = max(width - len(indent), 40)
@@ -37,16 +38,25 @@ def render(report: Report, width: int) -> str:
 
 @command("doctor", connection=False)
 def doctor(app: App) -> None:
-    """Try what sessions need and say what works, why not, and what to do.
+    """Check what sessions need on this machine, and look for damage in the data directory.
 
-    Exit status 0 when sessions can run, 1 when they cannot.
+    For each check that fails it prints why, and what to do. Exit status 0 if sessions can run and nothing in
+    the data directory is damaged, otherwise 1.
     """
-    from sandkeep.host.doctor import probe
+    from sandkeep.embedded import require_linux
 
-    report = probe(data_directory(app.data_dir))
+    require_linux()
+    from sandkeep.host.doctor import probe
+    from sandkeep.server.inspecting import inspect
+
+    directory = data_directory(app.data_dir)
+    report, problems = probe(directory), inspect(directory)
     if app.json:
-        app.out.json(report.to_json())
+        damage = [{"what": each.what, "why": each.why, "fix": each.fix} for each in problems]
+        app.out.json({**report.to_json(), "damage": damage})
     else:
         app.out.line(render(report, terminal_width(sys.stdout) or 110))
-    if not report.can_run:
+        for each in problems:
+            app.out.line(f"damaged: {each.what}: {each.why}\n  > {each.fix}")
+    if problems or not report.can_run:
         raise Ended(FAILED)
