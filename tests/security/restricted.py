@@ -14,27 +14,52 @@ import platform
 import struct
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
-from sandkeep.errors import IsolationUnavailable
+from sandkeep.cli.main import main as cli
+from sandkeep.errors import IsolationUnavailable, SandkeepError
+from sandkeep.host.doctor import probe
 from sandkeep.host.native.mode import Mode
 from sandkeep.linux import syscalls
-from tests.lab import Lab
+from tests.driver_lab import Lab
 
-_NUMBERS = {"x86_64": {"seccomp": 317, "unshare": 272}, "aarch64": {"seccomp": 277, "unshare": 97}}
+_EVERYWHERE = {"fsconfig": 431, "mount_setattr": 442}
+_NUMBERS = {
+    "x86_64": {"seccomp": 317, "unshare": 272, "mount": 165, **_EVERYWHERE},
+    "aarch64": {"seccomp": 277, "unshare": 97, "mount": 40, **_EVERYWHERE},
+}
+_HAS_BITS, _IS = 0x45, 0x15
+"""Comparisons of an argument with a value."""
 
 
-def _deny(call: str, flag: int | None = None) -> None:
-    """Have the kernel refuse a call (with ``flag`` in its first argument, if given) from here on."""
-    number = _NUMBERS[platform.machine()][call]
-    refuse = struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | errno.ENOSYS)
+def _deny(call: str, when: tuple[int, int, int] | None = None, number: int = errno.ENOSYS) -> None:
+    """Have the kernel refuse a call from here on; ``when`` is an argument's place, a comparison, a value."""
+    refuse = struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | number)
     allow = struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
     program = struct.pack("HBBI", 0x20, 0, 0, 0)
-    if flag is None:
-        program += struct.pack("HBBI", 0x15, 0, 1, number) + refuse + allow
+    called = _NUMBERS[platform.machine()][call]
+    if when is None:
+        program += struct.pack("HBBI", 0x15, 0, 1, called) + refuse + allow
     else:
-        program += struct.pack("HBBI", 0x15, 0, 3, number) + struct.pack("HBBI", 0x20, 0, 0, 16)
-        program += struct.pack("HBBI", 0x45, 0, 1, flag) + refuse + allow
+        place, comparison, value = when
+        program += struct.pack("HBBI", 0x15, 0, 3, called) + struct.pack("HBBI", 0x20, 0, 0, 16 + 8 * place)
+        program += struct.pack("HBBI", comparison, 0, 1, value) + refuse + allow
+    if os.geteuid() != 0:
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     syscalls.seccomp_set_filter(program)
+
+
+def _no_layers_as_descriptors() -> None:
+    """As before Linux 6.13."""
+    _deny("fsconfig", (1, _IS, syscalls.FSCONFIG_SET_FD), errno.EOPNOTSUPP)
+
+
+def _no_overlay() -> None:
+    """As before Linux 5.19 for root, whose layers are idmapped, and before 5.11 for others."""
+    _no_layers_as_descriptors()
+    # Overlays are the only thing that sessions mount by a call without any flags.
+    _deny("mount", (3, _IS, 0), errno.EINVAL)
 
 
 def _cover(path: str) -> None:
@@ -55,13 +80,30 @@ def _no_namespaces() -> None:
         handle.write("0")
 
 
+def _no_control_groups() -> None:
+    """As in a container that was given none."""
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    with open("/proc/self/mountinfo") as handle:
+        lines = handle.readlines()
+    for line in reversed(lines):
+        left, _, right = line.partition(" - ")
+        if right.startswith("cgroup"):
+            syscalls.umount2(left.split(" ")[4], 2)
+
+
 CASES: dict[str, Callable[[], None]] = {
     "everything": lambda: None,
     "no-filters": lambda: _deny("seccomp"),
-    "no-cgroup-namespace": lambda: _deny("unshare", syscalls.CLONE_NEWCGROUP),
+    "no-cgroup-namespace": lambda: _deny("unshare", (0, _HAS_BITS, syscalls.CLONE_NEWCGROUP)),
     "covered-proc": lambda: _cover("/proc/tty"),
     "covered-sys": lambda: _cover("/sys/kernel"),
     "no-user-namespaces": _no_namespaces,
+    "user-namespaces-denied": lambda: _deny("unshare", (0, _HAS_BITS, syscalls.CLONE_NEWUSER), errno.EPERM),
+    "no-layers-as-descriptors": _no_layers_as_descriptors,
+    "no-overlay": _no_overlay,
+    "no-control-groups": _no_control_groups,
+    "no-mount-attributes": lambda: _deny("mount_setattr"),
 }
 
 
@@ -83,11 +125,36 @@ def main(case: str, data_dir: str, accepted: str) -> None:
                 for who in ("root", "user")
             }
             left = sorted(os.listdir(f"{data_dir}/sessions"))
-            answer = {"barriers": box.state()["barriers"], "nested": nested, "sessions": left}
+            barriers = {name: barrier.to_json() for name, barrier in box.state().barriers.items()}
+            answer = {"barriers": barriers, "nested": nested, "sessions": left}
     except IsolationUnavailable as error:
         left = sorted(os.listdir(f"{data_dir}/sessions"))
         answer = {"refused": error.part, "why": error.why, "hint": error.hint, "sessions": left}
     print(json.dumps(answer))
+
+
+def examine(case: str, data_dir: str) -> dict[str, Any]:
+    """What doctor says about such a machine."""
+    CASES[case]()
+    report = probe(data_dir)
+    return {"can_run": report.can_run, "findings": {found.name: asdict(found) for found in report.findings}}
+
+
+def command_line(case: str, *arguments: str) -> None:
+    """``sandkeep`` on such a machine."""
+    CASES[case]()
+    sys.exit(cli(arguments))
+
+
+def sdk(case: str) -> None:
+    """A program with the SDK on such a machine: prints what its first call raises."""
+    from sandkeep import sync as sandkeep
+
+    CASES[case]()
+    try:
+        sandkeep.create_sandbox()
+    except SandkeepError as error:
+        print(json.dumps({"kind": type(error).__name__, "said": str(error)}))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sandkeep.linux.seccomp import DENIED, NEWEST, NUMBERS
-from tests.lab import Box, Lab
-from tests.labs import MODES, Ask, common, everywhere, in_modes, opened
+from tests.driver_lab import Box, Lab
+from tests.mode_runner import MODES, Ask, common, everywhere, in_modes, opened
 
 SOURCE = Path(__file__).with_name("probe.py").read_text()
 KEPT_CAPABILITIES = 0xA80425FB
@@ -81,7 +81,10 @@ ANYBODY = {
     **dict.fromkeys(["xattr trusted", "xattr security", "ptrace init"], "EPERM"),
     **dict.fromkeys(["clone3", "future", "far future"], "ENOSYS"),
     **dict.fromkeys(["socket vsock", "socket vsock datagram", "socket alg"], "EAFNOSUPPORT"),
+    **dict.fromkeys(["socket packet", "socket xdp"], "EAFNOSUPPORT"),
+    **dict.fromkeys(["socket usersock", "socket netfilter"], "EPROTONOSUPPORT"),
     **dict.fromkeys(["socket inet", "socket unix", "socket netlink", "personality query"], "ok"),
+    **dict.fromkeys(["socket diag", "socket uevent"], "ok"),
     **dict.fromkeys(["memfd", "inotify", "fifo", "xattr user"], "ok"),
     **dict.fromkeys(["sysctl hostname", "sysctl core_pattern", "sysctl ip_forward"], "EROFS|EACCES"),
     **dict.fromkeys(["sysctl namespaces"], "EROFS|EACCES"),
@@ -94,11 +97,11 @@ ANYBODY = {
 }
 TO_INIT = ["kill init", "stop init", "terminate init", "interrupt init"]
 ROOT = {
-    **dict.fromkeys(["socket packet", "socket raw", "chroot", "port 80"], "ok"),
+    **dict.fromkeys(["socket raw", "chroot", "port 80"], "ok"),
     # Sent, and without effect: the kernel spares init of its own namespace.
     **dict.fromkeys(TO_INIT, "ok"),
 }
-USER = dict.fromkeys(["socket packet", "socket raw", "chroot", *TO_INIT], "EPERM")
+USER = dict.fromkeys(["socket raw", "chroot", *TO_INIT], "EPERM")
 
 
 @everywhere
@@ -108,7 +111,7 @@ def test_sandbox_root_can_use_its_own_world_and_touch_no_other(lab: Lab) -> None
     check(found, ANYBODY)
     check(found, ROOT)
     # After signals, ptrace and all: init is there and does its work.
-    assert box.run("true").code == 0 and box.state()["status"] == "running"
+    assert box.run("true").code == 0 and box.state().status == "running"
 
 
 @in_modes("root", "subuid", why="a session with one id has no ordinary user")
@@ -148,8 +151,8 @@ def test_a_32_bit_call_ends_the_process(lab: Lab) -> None:
         "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()\n"
     )
     done = common(lab).run("python3", "-c", script)
-    assert done.record["signal"] in (31, 11), done
-    if done.record["signal"] == 11:
+    assert done.record.signal in (31, 11), done
+    if done.record.signal == 11:
         pytest.skip("the kernel has no 32-bit calls")
 
 
