@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
 
-from benchmarks import growth, host, latency, load, net, report, snapshots, startup, transfer
+from benchmarks import growth, host, latency, load, neighbours, net, report, snapshots, startup, transfer
 from benchmarks.lab import Lab
 from benchmarks.rows import Row, not_measured
 
@@ -30,10 +30,12 @@ USUAL: dict[str, Benchmark] = {
     "big-file": transfer.big_file,
     "output": transfer.output,
     "relay": transfer.relay,
+    "neighbours": neighbours.neighbours,
     "idle": load.idle,
     "connections": load.connections,
     "rates": load.rates,
     "command-line": startup.command_line,
+    "one-run": startup.one_run,
     "embedded": startup.embedded,
 }
 GROWTH: dict[str, Benchmark] = {
@@ -84,7 +86,7 @@ def arguments() -> argparse.Namespace:
         "--plots", action="store_true", help="draw docs/images/budgets.png (needs matplotlib)"
     )
     parser.add_argument(
-        "--directory", help="where to keep data meanwhile; a temporary directory if not given"
+        "--directory", help="where to keep data during the run; a temporary directory if not given"
     )
     return parser.parse_args()
 

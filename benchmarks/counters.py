@@ -25,7 +25,7 @@ _ATTR_SIZE, _FLAGS_AT = 112, 40
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """``instructions`` is ``None`` where nobody counts them, ``cpu_seconds`` where perf events are closed."""
+    """``instructions`` is ``None`` if not countable, ``cpu_seconds`` where perf events are closed."""
 
     cpu_seconds: float | None
     instructions: float | None

@@ -113,7 +113,7 @@ async def _until_ready(server: Server, process: subprocess.Popen[bytes]) -> None
 
 
 async def _warm(server: Server) -> None:
-    """The first sandbox of a data directory has its image built; nobody wants to time that by accident."""
+    """The first sandbox of a data directory builds its image; that must not be timed by accident."""
     async with server.client() as client, client.create_sandbox() as box:
         await box.run_process("true")
 

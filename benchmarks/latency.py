@@ -21,7 +21,7 @@ CREATE, UNPREPARED, FIRST, RUN = "create", "create, nothing prepared", "create +
 BLOCKING, RESUME = "run echo, blocking SDK", "resume"
 HOST_CREATE, HOST_RUN = "host layer: create", "host layer: run echo"
 _PAUSE = 0.06
-"""Between creates, so that the pool is what it is for somebody who did not just empty it."""
+"""Between creates, so that the pool is refilled, as for a caller that did not just empty it."""
 
 
 class Host:
@@ -49,14 +49,14 @@ class Host:
 
     async def run(self, ref: SessionRef) -> None:
         process = secrets.token_hex(6)
-        await self._driver.start_process(ref, ProcessSpec(process, ("echo", "x")))
-        async for _ in self._driver.output(ref, process):
+        started = await self._driver.start_process(ref, ProcessSpec(process, ("echo", "x")))
+        async for _ in started.output():
             pass
 
     async def remove(self, ref: SessionRef) -> None:
         await self._driver.stop(ref, reason="measured")
         await self._driver.forget(ref)
-        await self._storage.call("session.remove", session=ref.session)
+        await self._storage.remove_session(ref.session)
 
 
 async def echo(box: sandkeep.Sandbox) -> None:
@@ -138,7 +138,7 @@ async def run(lab: Lab) -> list[Row]:
                 lambda: samples.wait(BLOCKING, blocking_echo()),
                 lambda: outside(samples, ref.RUNC_EXEC),
             ]
-            # Whoever comes after the largest of them finds the caches cold, so everybody does in turn: each
+            # The run after the largest finds the caches cold, so every size is that run in turn: each
             # round begins elsewhere and takes other steps, which with a prime number of ways meets all.
             stride = 1 + number // len(ways) % (len(ways) - 1)
             for place in range(len(ways)):

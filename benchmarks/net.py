@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from benchmarks import references as ref
 from benchmarks.lab import Lab, gather
 from benchmarks.rows import MEGABYTES, MEGABYTES_A_SECOND, MILLISECONDS, RATE, Row, Samples, repeat, row
-from sandkeep.types import NetworkPolicy, Rule, Transform
+from sandkeep.policy import NetworkPolicy, Rule, Transform
 
 _RELAYED = 256 << 20
 _SANDBOXES = 200

@@ -57,7 +57,7 @@ class Commands:
     def time(self, samples: Samples, *names: str) -> None:
         """Run those of the named commands that are there, once each, every time another one first.
 
-        Whatever runs after its like finds the machine warm.
+        A program that runs after a similar one finds the machine warm.
         """
         self._turn += 1
         first = self._turn % len(names)
@@ -111,7 +111,7 @@ def capture(argv: list[str]) -> bytes:
 
 
 class Sender:
-    """A server on loopback that sends a number of bytes to whoever connects."""
+    """A server on loopback that sends a number of bytes to each client."""
 
     def __init__(self, size: int) -> None:
         self._size = size

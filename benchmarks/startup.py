@@ -11,28 +11,54 @@ import time
 import sandkeep
 from benchmarks.lab import Lab, Server
 from benchmarks.rows import Budget, Row, Samples, repeat, row
-from sandkeep.server.embedded import ask
+from sandkeep.embedded import ask
 
 _PYTHON = "python -c pass"
+_PAUSE = 0.06
+"""Seconds before a run, in which the server prepares a session again."""
 
 
 async def command_line(lab: Lab) -> list[Row]:
-    def measure(samples: Samples, what: str, *arguments: str) -> None:
-        with samples.of(what):
-            subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+    """What starts before a server is asked anything."""
 
     async def step(samples: Samples, number: int) -> None:
         del number
-        measure(samples, _PYTHON, "-c", "pass")
-        measure(samples, "help", "-m", "sandkeep", "--help")
-        measure(samples, "import", "-c", "import sandkeep; sandkeep.Client")
+        _measure(samples, _PYTHON, "-c", "pass")
+        _measure(samples, "help", "-m", "sandkeep", "--help")
+        _measure(samples, "import", "-c", "import sandkeep; sandkeep.Client")
+        _measure(samples, "blocking", "-c", "from sandkeep import sync; sync.Client")
 
     samples = await repeat(lab.rounds(20, 5), step, warm_up=1)
     bare = (_PYTHON, samples[_PYTHON])
     return [
         row("sandkeep --help", samples["help"], reference=bare, budget=Budget.at_most(200, ratio=False)),
-        row("import of the SDK", samples["import"], reference=bare),
+        row("import of the SDK", samples["import"], reference=bare, budget=Budget.at_most(5)),
+        row("import of the blocking SDK", samples["blocking"], reference=bare, budget=Budget.at_most(5)),
     ]
+
+
+async def one_run(lab: Lab) -> list[Row]:
+    """A whole command: it creates a sandbox on a server that runs, runs a program in it and destroys it."""
+    server = await lab.server()
+
+    async def step(samples: Samples, number: int) -> None:
+        del number
+        _measure(samples, _PYTHON, "-c", "pass")
+        await asyncio.sleep(_PAUSE)
+        _measure(samples, "run", "-m", "sandkeep", "run", "--", "true", home=server.data)
+
+    samples = await repeat(lab.rounds(20, 5), step, warm_up=1)
+    bare = (_PYTHON, samples[_PYTHON])
+    return [row("sandkeep run -- true", samples["run"], reference=bare, budget=Budget.at_most(8))]
+
+
+def _measure(samples: Samples, what: str, *arguments: str, home: str | None = None) -> None:
+    # Without bytecode on disk, start-up is mostly compiling.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if home is not None:
+        environment["SANDKEEP_HOME"] = home
+    with samples.of(what):
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=environment)
 
 
 async def embedded(lab: Lab) -> list[Row]:
@@ -56,9 +82,7 @@ async def embedded(lab: Lab) -> list[Row]:
     return [
         row("embedded server, from nothing to an answer", samples["server first"]),
         row("the same on a data directory in use", samples["server again"]),
-        row(
-            "first sandbox of a data directory", samples["box first"], note="the host image is made meanwhile"
-        ),
+        row("first sandbox of a data directory", samples["box first"], note="includes making the host image"),
     ]
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from sandkeep.host.driver import Limits
 from sandkeep.linux import syscalls
-from sandkeep.supervisor.outputlog import Chunk, Item
+from sandkeep.shared.outputlog import Chunk, Item
 from tests.conftest import IS_ROOT, User
+from tests.driver_lab import Lab
 from tests.faults.watching import eventually
-from tests.lab import Lab
-from tests.labs import MODES
+from tests.mode_runner import MODES
 
 _SIZE = 256 << 20
 
@@ -83,17 +83,17 @@ def _fill_the_disk(data_dir: str) -> None:
         eventually(lambda: box.output(process))  # logged while there is room
         lab.do(lab.driver.write_stdin(box.ref, process, b"\n"))
         final = lab.do(lab.driver.wait_stopped(box.ref))
-        assert final["status"] == "stopped"
-        assert final["reason"].startswith("disk full")
-        assert box.state()["reason"] == final["reason"]
+        assert final.status == "stopped"
+        assert final.reason is not None and final.reason.startswith("disk full")
+        assert box.state().reason == final.reason
         record = lab.do(lab.driver.process(box.ref, process))
-        assert record["status"] == "lost"
+        assert record.status == "lost"
         assert box.finish(process).stdout.startswith("filling\n")
 
-        assert other.state()["status"] == "running"
-        assert lab.do(lab.driver.process(other.ref, ticking))["status"] == "running"
+        assert other.state().status == "running"
+        assert lab.do(lab.driver.process(other.ref, ticking)).status == "running"
         lab.do(lab.driver.forget(box.ref))
-        lab.call("session.discard", session="filler")
+        lab.do(lab.storage.discard_session("filler"))
         assert _free(data_dir) > _SIZE // 4
         assert other.sh("cat file; echo more > more; cat more").stdout == "mine\nmore\n"
 
@@ -115,10 +115,10 @@ def _fill_the_log(data_dir: str) -> None:
             # Long enough for many attempts to write, and for the process to end while there is no room.
             time.sleep(3.0)
             assert logged <= _size(box.output(talker)) < 200_000, "the disk was not full after all"
-            assert box.state()["status"] == "running"
+            assert box.state().status == "running"
         result = box.finish(talker)
         assert result.stdout == "".join(f"{i:0999d}\n" for i in range(1, 201))
-        assert (result.record["status"], result.code) == ("exited", 0)
+        assert (result.record.status, result.code) == ("exited", 0)
         assert box.sh("echo alive").stdout == "alive\n"
 
 
@@ -135,9 +135,9 @@ def _stop_when_full(data_dir: str) -> None:
         eventually(lambda: box.output(process))
         with _no_room(data_dir):
             final = box.stop()
-            assert (final["status"], final["reason"]) == ("stopped", "test")
-            assert box.state()["status"] == "stopped"
-            assert lab.do(lab.driver.process(box.ref, process))["status"] == "lost"
+            assert (final.status, final.reason) == ("stopped", "test")
+            assert box.state().status == "stopped"
+            assert lab.do(lab.driver.process(box.ref, process)).status == "lost"
         lab.do(lab.driver.forget(box.ref))
         box.publish("kept")
         heir = lab.box(layer="kept")
@@ -153,11 +153,11 @@ def test_a_session_can_be_stopped_when_the_disk_is_full(small: tuple[str, User |
 def _over_quota(data_dir: str) -> None:
     with Lab(data_dir) as lab:
         box = lab.box(name="greedy", limits=Limits(disk_bytes=20 << 20))
-        assert box.created["limits"]["disk"]["state"] == "watched"
+        assert box.created.limits["disk"].state == "watched"
         box.start("bash", "-c", "head -c 60M /dev/zero > big; sleep 600")
         final = lab.do(lab.driver.wait_stopped(box.ref))
-        assert final["reason"].startswith("disk full")
-        assert f"{20 << 20} allowed" in final["reason"]
+        assert final.reason is not None and final.reason.startswith("disk full")
+        assert f"{20 << 20} allowed" in final.reason
 
 
 def test_a_session_over_its_own_disk_limit_is_stopped(small: tuple[str, User | None]) -> None:

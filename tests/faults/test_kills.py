@@ -10,18 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sandkeep.errors import NotFound, SandkeepError, SessionStopped, TransportError
-from sandkeep.supervisor.outputlog import End
+from sandkeep.host import storage
+from sandkeep.host.layers.values import Layer
+from sandkeep.shared.outputlog import End
+from tests.driver_lab import Lab
 from tests.faults.watching import Being, all_gone, being, eventually, family, running_with, sweep
-from tests.lab import Lab
-from tests.labs import MODES, Ask, everywhere, opened
+from tests.mode_runner import MODES, Ask, everywhere, opened
 
 _REQUESTER = """
 import sys, time
-from tests.lab import Lab
+from tests.driver_lab import Lab
 lab = Lab(sys.argv[1])
 box = lab.box(name=sys.argv[2])
 script = "for i in $(seq 1 300); do echo line $i; sleep 0.005; done; echo end >&2"
@@ -50,8 +53,9 @@ def _zygote(lab: Lab) -> int:
 
 
 def _workers(lab: Lab) -> list[int]:
-    """Worker processes on this lab's data directory; the only ones that are told it as an argument."""
-    return [pid for pid in running_with(lab.data_dir) if pid != os.getpid()]
+    """Worker processes on this lab's data directory."""
+    workers = set(running_with(str(Path(storage.__file__).with_name("start_worker.py"))))
+    return [pid for pid in running_with(lab.data_dir) if pid in workers]
 
 
 def _noticed(lab: Lab, worker: Being) -> None:
@@ -59,7 +63,8 @@ def _noticed(lab: Lab, worker: Being) -> None:
 
     async def look() -> bool:
         await asyncio.sleep(0.01)
-        return not worker.runs and lab.storage._writer is None
+        channel = lab.storage._channel
+        return not worker.runs and (channel is None or not channel.open or bool(_workers(lab)))
 
     eventually(lambda: lab.do(look()))
 
@@ -75,11 +80,11 @@ def test_a_session_outlives_the_process_that_asked_for_it(lab: Lab) -> None:
         process = requester.stdout.readline().strip()
         requester.kill()
     box = lab.adopt("orphan")
-    assert box.state()["status"] == "running"
+    assert box.state().status == "running"
     result = box.finish(process)
     assert result.stdout == "".join(f"line {i}\n" for i in range(1, 301))
     assert result.stderr == "end\n"
-    assert (result.code, result.record["status"]) == (0, "exited")
+    assert (result.code, result.record.status) == (0, "exited")
     assert result.gaps == []
     assert box.sh("echo still here").stdout == "still here\n"
     box.remove()
@@ -96,33 +101,33 @@ def test_nothing_is_lost_with_the_supervisor(lab: Lab) -> None:
     done = box.start("echo", "finished before")
     box.finish(done)
     busy = box.start("bash", "-c", "echo begun; setsid sleep 31.5 & (setsid sleep 32.5 &) ; sleep 600")
-    eventually(lambda: box.output(busy) and len(family(box.created["init_pid"])) >= 4)
+    eventually(lambda: box.output(busy) and len(family(box.created.init_pid)) >= 4)
     eventually(lambda: box.output(busy))  # what it has not read yet dies with it
-    everyone = family(box.created["supervisor_pid"])
+    everyone = family(box.created.supervisor_pid)
     assert len(everyone) >= 5
 
-    os.kill(box.created["supervisor_pid"], signal.SIGKILL)
+    os.kill(box.created.supervisor_pid, signal.SIGKILL)
 
     all_gone(everyone)
     state = box.state()
-    assert (state["status"], state["reason"]) == ("aborted", "supervisor died")
+    assert (state.status, state.reason) == ("aborted", "supervisor died")
     with pytest.raises(SessionStopped):
         box.start("true")
-    assert lab.do(lab.driver.process(box.ref, busy))["status"] == "lost"
-    assert lab.do(lab.driver.process(box.ref, done))["status"] == "exited"
-    assert {record["id"] for record in lab.do(lab.driver.processes(box.ref))} >= {busy, done}
+    assert lab.do(lab.driver.process(box.ref, busy)).status == "lost"
+    assert lab.do(lab.driver.process(box.ref, done)).status == "exited"
+    assert {record.id for record in lab.do(lab.driver.processes(box.ref))} >= {busy, done}
     followed = box.finish(busy)
     assert followed.stdout == "begun\n"
-    assert followed.record["reason"] == "supervisor died"
+    assert followed.record.reason == "supervisor died"
 
-    assert "headless" in lab.call("layer.recover")["lost"]
+    assert "headless" in lab.do(lab.storage.recover_layers()).lost
     box.publish("rescued")
-    assert "headless" not in lab.call("layer.recover")["lost"]
+    assert "headless" not in lab.do(lab.storage.recover_layers()).lost
     after = lab.box(name="heir", layer="rescued")
     assert after.sh("cat work/link; test -e ~/.profile || echo removed").stdout == "precious\nremoved\n"
     after.remove()
     sweep(lab, box)
-    assert lab.call("layer.collect")["deleted"] == ["rescued"]
+    assert lab.do(lab.storage.collect_layers()).deleted == ("rescued",)
 
 
 @everywhere
@@ -131,9 +136,9 @@ def test_a_reader_of_live_output_learns_that_the_supervisor_died(lab: Lab) -> No
     box = lab.box(name="followed")
     process = box.start("bash", "-c", "echo before; sleep 600")
     eventually(lambda: box.output(process))
-    with subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -9 {box.created['supervisor_pid']}"]):
+    with subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -9 {box.created.supervisor_pid}"]):
         result = box.finish(process)
-    assert (result.stdout, result.record["status"]) == ("before\n", "lost")
+    assert (result.stdout, result.record.status) == ("before\n", "lost")
     assert not any(isinstance(item, End) for item in result.items)
     sweep(lab, box)
 
@@ -143,12 +148,12 @@ def test_a_dead_supervisors_name_is_not_taken_again_by_accident(lab: Lab) -> Non
     """The directory of a crashed session stays until somebody decides; its name is refused till then."""
     box = lab.box(name="keepsake")
     box.sh("echo kept > file")
-    supervisor = being(box.created["supervisor_pid"])
+    supervisor = being(box.created.supervisor_pid)
     os.kill(supervisor.pid, signal.SIGKILL)
     all_gone([supervisor])
     with pytest.raises(SandkeepError, match="exists"):
         lab.box(name="keepsake")
-    assert "keepsake" in lab.call("layer.recover")["lost"]
+    assert "keepsake" in lab.do(lab.storage.recover_layers()).lost
     sweep(lab, box)
     with pytest.raises(NotFound):
         lab.do(lab.driver.state(box.ref))
@@ -163,24 +168,24 @@ def test_a_session_ends_with_its_init(lab: Lab) -> None:
     box = lab.box(name="beheaded")
     box.sh("echo kept > file")
     busy = box.start("bash", "-c", "echo begun; setsid sleep 41.5 & sleep 600")
-    eventually(lambda: box.output(busy) and len(family(box.created["init_pid"])) >= 3)
-    everyone = family(box.created["supervisor_pid"])
+    eventually(lambda: box.output(busy) and len(family(box.created.init_pid)) >= 3)
+    everyone = family(box.created.supervisor_pid)
 
-    os.kill(box.created["init_pid"], signal.SIGKILL)
+    os.kill(box.created.init_pid, signal.SIGKILL)
 
     final = lab.do(lab.driver.wait_stopped(box.ref))
-    assert (final["status"], final["reason"]) == ("stopped", "the session's init died")
+    assert (final.status, final.reason) == ("stopped", "the session's init died")
     all_gone(everyone)
     record = lab.do(lab.driver.process(box.ref, busy))
-    assert (record["status"], record["reason"]) == ("lost", "the session's init died")
+    assert (record.status, record.reason) == ("lost", "the session's init died")
     assert box.finish(busy).stdout == "begun\n"
-    assert not any(os.path.exists(path) for _, path in final["cgroup"].values())
+    assert not any(os.path.exists(path) for _, path in final.cgroup.values())
     box.publish("after-init")
     heir = lab.box(layer="after-init")
     assert heir.sh("cat file").stdout == "kept\n"
     heir.remove()
     box.remove()
-    lab.call("layer.collect")
+    lab.do(lab.storage.collect_layers())
 
 
 # --- the zygote -----------------------------------------------------------------------------------------
@@ -200,7 +205,7 @@ def test_a_killed_zygote_is_replaced_unnoticed(lab: Lab) -> None:
     assert _zygote(lab) != first
     lab.do(lab.driver.write_stdin(box.ref, process, b"input\n"))
     assert box.finish(process).stdout == "got input\n"
-    assert box.state()["status"] == "running"
+    assert box.state().status == "running"
     box.remove()
 
 
@@ -210,7 +215,7 @@ def test_supervisors_survive_zygote_and_driver(lab: Lab) -> None:
     other = Lab(lab.data_dir)
     box = other.box(name="left-alone")
     process = box.start("bash", "-c", "sleep 0.3; echo later; sleep 0.2; echo and later")
-    zygote, supervisor = being(_zygote(other)), being(box.created["supervisor_pid"])
+    zygote, supervisor = being(_zygote(other)), being(box.created.supervisor_pid)
     other.detach()
     all_gone([zygote])
     time.sleep(0.4)
@@ -229,46 +234,62 @@ def test_supervisors_survive_zygote_and_driver(lab: Lab) -> None:
 
 @everywhere
 def test_a_killed_worker_is_replaced_by_the_next_call(lab: Lab) -> None:
-    lab.call("layer.list")
+    lab.do(lab.storage.list_layers())
     (worker,) = _workers(lab)
     killed = being(worker)
     os.kill(worker, signal.SIGKILL)
     _noticed(lab, killed)
-    assert lab.call("layer.list") == {"layers": []}
+    assert lab.do(lab.storage.list_layers()) == []
     (replaced,) = _workers(lab)
     assert replaced != worker
 
 
-@everywhere
-def test_a_call_under_way_hears_that_the_worker_died(lab: Lab) -> None:
-    """The caller gets an error that says it can repeat the call, and repeating it works."""
-    lab.call("layer.list")
+async def _killed_meanwhile(lab: Lab) -> list[Layer]:
+    """A call that is under way when the worker dies."""
+    await lab.storage.list_layers()
     (worker,) = _workers(lab)
     os.kill(worker, signal.SIGSTOP)
+    calling = asyncio.create_task(lab.storage.list_layers())
+    done, _ = await asyncio.wait([calling], timeout=0.2)
+    assert not done
+    os.kill(worker, signal.SIGKILL)
+    return await calling
 
-    async def killed_meanwhile() -> None:
-        calling = asyncio.create_task(lab.storage.call("layer.list"))
-        done, _ = await asyncio.wait([calling], timeout=0.2)
-        assert not done
-        os.kill(worker, signal.SIGKILL)
-        await calling
 
-    with pytest.raises(TransportError):
-        lab.do(killed_meanwhile())
-    lab.call("layer.list")
+@everywhere
+def test_a_call_under_way_does_not_notice_that_the_worker_died(lab: Lab) -> None:
+    assert lab.do(_killed_meanwhile(lab)) == []
+
+
+@everywhere
+def test_a_call_hears_that_two_workers_died(lab: Lab) -> None:
+    """Whatever is in it may be what kills them: it is not tried for ever."""
+    started = []
+
+    def spawn(argv: list[str], fd: int, environment: dict[str, str]) -> None:
+        started.append(argv)
+        type(lab.driver).spawn(lab.driver, ["/bin/true"], fd, environment)
+
+    lab.driver.spawn = spawn  # type: ignore[method-assign]
+    try:
+        with pytest.raises(TransportError, match="the worker process ended"):
+            lab.do(_killed_meanwhile(lab))
+    finally:
+        del lab.driver.spawn
+    assert len(started) == 1
+    assert lab.do(lab.storage.list_layers()) == []
 
 
 @everywhere
 def test_a_publish_cut_short_is_finished(lab: Lab) -> None:
-    """The worker dies at random moments of publishing: repeating the call always ends in a whole layer."""
+    """The worker dies at random moments of publishing: the call always ends in a whole layer."""
     moments = random.Random(7)
-    interrupted = 0
     for number in range(8):
         box = lab.box(name=f"torn-{number}")
         box.sh(f"mkdir -p a/b; for i in 1 2 3; do echo {number}-$i > a/b/$i; done")
         box.stop()
         lab.do(lab.driver.forget(box.ref))
-        lab.call("layer.list")
+        lab.do(lab.storage.list_layers())
         (worker,) = _workers(lab)
         victim = being(worker)
         delay = moments.uniform(0, 0.004)
@@ -280,19 +301,16 @@ def test_a_publish_cut_short_is_finished(lab: Lab) -> None:
         killer.stdout.readline()
         killer.stdin.write("\n")
         killer.stdin.flush()
-        try:
-            box.publish(f"whole-{number}")
-        except TransportError:
-            interrupted += 1
+        box.publish(f"whole-{number}")
         killer.communicate()
         _noticed(lab, victim)
-        lab.call("layer.recover")
+        lab.do(lab.storage.recover_layers())
         box.publish(f"whole-{number}")
         heir = lab.box(layer=f"whole-{number}")
         assert heir.sh("cat a/b/*").stdout == f"{number}-1\n{number}-2\n{number}-3\n"
         heir.remove()
         box.remove()
     names = {f"whole-{number}" for number in range(8)}
-    assert set(lab.call("layer.collect")["deleted"]) == names
+    assert set(lab.do(lab.storage.collect_layers()).deleted) == names
     leftovers = [name for name in os.listdir(f"{lab.data_dir}/layers") if "-" in name]
     assert leftovers == [".lock-fold"] or leftovers == []

@@ -18,12 +18,13 @@ import pytest
 from sandkeep.errors import NoSpace, SandkeepError
 from sandkeep.host.driver import Limits, ProcessSpec, SessionRef, SessionSpec
 from sandkeep.host.native import driver as native
+from sandkeep.host.native.messages import NativeState
 from sandkeep.host.rootfs import Bind, Lower, Rootfs
-from sandkeep.supervisor.process import replace_json
+from sandkeep.shared.sealed import write_sealed
+from tests.driver_lab import Lab, created
 from tests.faults.watching import Being, all_gone, all_pids, being, family
-from tests.lab import Lab
-from tests.labs import MODES, Ask, everywhere, opened
-from tests.patience import ENOUGH
+from tests.mode_runner import MODES, Ask, everywhere, opened
+from tests.polling import ENOUGH
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
@@ -41,12 +42,12 @@ class Traces:
         self.namespaces: set[str] = set()
         self.groups: set[str] = set()
 
-    def note(self, state: dict[str, Any]) -> None:
-        for pid in (state["supervisor_pid"], state["init_pid"]):
+    def note(self, state: NativeState) -> None:
+        for pid in (state.supervisor_pid, state.init_pid):
             self.beings.add(being(pid))
-        self.groups |= {path for _, path in state["cgroup"].values()}
+        self.groups |= {path for _, path in state.cgroup.values()}
         try:
-            links = {os.readlink(f"/proc/{state['init_pid']}/ns/{name}") for name in _NAMESPACES}
+            links = {os.readlink(f"/proc/{state.init_pid}/ns/{name}") for name in _NAMESPACES}
         except PermissionError:
             return  # rootless: init is not ours to look into
         self.namespaces |= links - {os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES}
@@ -124,16 +125,15 @@ def _added(before: dict[str, list[str]], now: dict[str, list[str]]) -> dict[str,
 async def _one_life(lab: Lab, rootfs: Rootfs, session: str, traces: Traces) -> None:
     """Create, run something that tries to stay, kill, remove."""
     driver = lab.driver
-    state = await driver.create(SessionSpec(session=session, rootfs=rootfs))
-    traces.note(state)
+    traces.note(created(await driver.create(SessionSpec(session=session, rootfs=rootfs))))
     ref = SessionRef(driver.host, session)
     await driver.start_process(
         ref, ProcessSpec("p", ("sh", "-c", "setsid sleep 77 & echo x > file; sleep 77"))
     )
     final = await driver.stop(ref, reason="enough")
-    assert final["status"] == "stopped"
+    assert final.status == "stopped"
     await driver.forget(ref)
-    await lab.storage.call("session.remove", session=session)
+    await lab.storage.remove_session(session)
 
 
 def _lives(lab: Lab, count: int, *, at_once: int) -> None:
@@ -232,9 +232,9 @@ def test_a_full_disk_fails_the_create_by_name_and_leaves_nothing(lab: Lab) -> No
     def full(path: str, body: Any) -> None:
         if body["cwd"] == "/too/much":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace_json(path, body)
+        write_sealed(path, body)
 
-    with mock.patch.object(native, "replace_json", full):
+    with mock.patch.object(native, "write_sealed", full):
         error = _fails(lab, lambda rootfs: SessionSpec("half-way", rootfs, cwd="/too/much"))
     assert isinstance(error, NoSpace)
 

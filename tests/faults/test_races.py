@@ -15,15 +15,17 @@ from typing import Any
 
 import pytest
 
-from sandkeep.errors import SandkeepError, TransportError, WrongState
+from sandkeep.errors import PathError, SandkeepError, TransportError, WrongState
 from sandkeep.host.driver import ProcessSpec, SessionRef, SessionSpec
 from sandkeep.host.native.driver import NativeDriver
+from sandkeep.host.native.messages import NativeState, session_json
 from sandkeep.host.rootfs import Rootfs
-from sandkeep.supervisor.process import now_ms, replace_json
+from sandkeep.shared.clock import wall_ms as now_ms
+from sandkeep.shared.sealed import write_sealed
+from tests.driver_lab import Lab, created
 from tests.faults.watching import Being, all_gone, being
-from tests.lab import Lab
-from tests.labs import MODES, Ask, everywhere, opened
-from tests.patience import ENOUGH
+from tests.mode_runner import MODES, Ask, everywhere, opened
+from tests.polling import ENOUGH
 
 _REASONS = {"stopped", "stopped again", "deadline reached", "the session's init died"}
 
@@ -36,9 +38,9 @@ def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
 async def _ends_at_once(lab: Lab, rootfs: Rootfs, session: str, moments: random.Random) -> list[Being]:
     """Deadline, two stops (one polite), and death of init, all within a few milliseconds."""
     driver = lab.driver
-    state = await driver.create(SessionSpec(session=session, rootfs=rootfs))
+    state = created(await driver.create(SessionSpec(session=session, rootfs=rootfs)))
     ref = SessionRef(driver.host, session)
-    beings = [being(state["supervisor_pid"]), being(state["init_pid"])]
+    beings = [being(state.supervisor_pid), being(state.init_pid)]
     script = "trap '' TERM; echo up; setsid sleep 55 & sleep 55"
 
     async def at_the_time(work: Any) -> Any:
@@ -48,7 +50,7 @@ async def _ends_at_once(lab: Lab, rootfs: Rootfs, session: str, moments: random.
     async def kill_init() -> None:
         if beings[1].runs:
             with suppress(ProcessLookupError):  # it may be gone since
-                os.kill(state["init_pid"], signal.SIGKILL)
+                os.kill(state.init_pid, signal.SIGKILL)
 
     async def start_another() -> None:
         try:
@@ -71,14 +73,14 @@ async def _ends_at_once(lab: Lab, rootfs: Rootfs, session: str, moments: random.
         ENOUGH,
     )
     final = await driver.state(ref)
-    assert final["status"] == "stopped"
-    assert final["reason"] in _REASONS
+    assert final.status == "stopped"
+    assert final.reason in _REASONS
     for answer in (answers[0], answers[1], answers[4]):
-        assert (answer["status"], answer["reason"]) == ("stopped", final["reason"])
+        assert (answer.status, answer.reason) == ("stopped", final.reason)
     for record in await driver.processes(ref):
-        assert record["status"] in ("lost", "killed"), record
+        assert record.status in ("lost", "killed"), record
     await driver.forget(ref)
-    await lab.storage.call("session.remove", session=session)
+    await lab.storage.remove_session(session)
     return beings
 
 
@@ -106,7 +108,7 @@ def test_init_dying_during_a_request_is_an_end_and_not_a_hang(lab: Lab) -> None:
 
     async def one(session: str) -> None:
         driver = lab.driver
-        state = await driver.create(SessionSpec(session=session, rootfs=rootfs))
+        state = created(await driver.create(SessionSpec(session=session, rootfs=rootfs)))
         ref = SessionRef(driver.host, session)
         await driver.start_process(ref, ProcessSpec("p", ("sleep", "60")))
 
@@ -115,18 +117,18 @@ def test_init_dying_during_a_request_is_an_end_and_not_a_hang(lab: Lab) -> None:
                 for turn in range(50):
                     await driver.start_process(ref, ProcessSpec(f"p{number}-{turn}", ("true",)))
                     await driver.signal(ref, signal.SIGCONT, "p")
-            except SandkeepError:
-                pass
+            except SandkeepError as error:
+                assert not isinstance(error, PathError), "no path is to blame"
 
         async def kill() -> None:
             await asyncio.sleep(moments.uniform(0, 0.03))
-            os.kill(state["init_pid"], signal.SIGKILL)
+            os.kill(state.init_pid, signal.SIGKILL)
 
         await asyncio.wait_for(asyncio.gather(busy(1), busy(2), kill()), ENOUGH)
         final = await driver.wait_stopped(ref)
-        assert (final["status"], final["reason"]) == ("stopped", "the session's init died"), final
+        assert (final.status, final.reason) == ("stopped", "the session's init died"), final
         await driver.forget(ref)
-        await lab.storage.call("session.remove", session=session)
+        await lab.storage.remove_session(session)
 
     for number in range(10):
         lab.do(one(f"dying-{number}"))
@@ -145,10 +147,10 @@ def test_the_zygote_dying_during_creates_fails_none_of_them(lab: Lab) -> None:
                 break
             except SandkeepError as error:
                 assert error.code in ("internal_error", TransportError.code), error
-        assert (await lab.driver.state(ref))["status"] == "running"
+        assert (await lab.driver.state(ref)).status == "running"
         await lab.driver.stop(ref, reason="enough")
         await lab.driver.forget(ref)
-        await lab.storage.call("session.remove", session=session)
+        await lab.storage.remove_session(session)
 
     async def killer() -> None:
         for _ in range(4):
@@ -173,12 +175,12 @@ def test_a_supervisor_that_comes_late_finds_its_session_given_up(lab: Lab) -> No
     directory = f"{driver.data_dir}/sessions/late"
     os.mkdir(directory)
     rootfs, _ = lab.do(lab.storage.rootfs("host"))
-    replace_json(f"{directory}/spec.json", SessionSpec(session="late", rootfs=rootfs).to_json())
-    assert lab.do(driver.state(ref))["status"] == "aborted"
+    write_sealed(f"{directory}/spec.json", session_json(SessionSpec(session="late", rootfs=rootfs)))
+    assert lab.do(driver.state(ref)).status == "aborted"
     lab.do(driver.start())
     answer = json.loads(lab.do(driver.zygote.ask("late"))[0])
     assert answer["error"]["code"] == WrongState.code
-    assert lab.do(driver.state(ref))["status"] == "aborted"
+    assert lab.do(driver.state(ref)).status == "aborted"
     until = time.monotonic() + ENOUGH
     while driver.alive("late"):  # it has answered, and is about to go
         assert time.monotonic() < until
@@ -193,7 +195,7 @@ def test_a_supervisor_that_does_not_answer_yet_is_waited_for(lab: Lab) -> None:
     directory = f"{lab.driver.data_dir}/sessions/{box.ref.session}"
     os.rename(f"{directory}/supervisor.sock", f"{directory}/not-yet")
 
-    async def look() -> dict[str, Any]:
+    async def look() -> NativeState:
         another = NativeDriver(lab.driver.data_dir, mode=lab.driver.mode)
         looking = asyncio.create_task(another.state(box.ref))
         done, _ = await asyncio.wait([looking], timeout=0.3)
@@ -203,5 +205,5 @@ def test_a_supervisor_that_does_not_answer_yet_is_waited_for(lab: Lab) -> None:
         await another.close()
         return state
 
-    assert lab.do(look())["status"] == "running"
+    assert lab.do(look()).status == "running"
     box.remove()

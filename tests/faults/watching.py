@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sandkeep.linux import cgroup
-from tests.lab import Box, Lab
-from tests.patience import ENOUGH, until
+from tests.driver_lab import Box, Lab
+from tests.polling import ENOUGH, until
 
 
 class Being(NamedTuple):
@@ -89,7 +89,7 @@ def all_gone(beings: Iterable[Being], *, seconds: float = ENOUGH) -> None:
 
 def sweep(lab: Lab, box: Box) -> None:
     """What whoever manages sessions does after one whose supervisor died: nothing else holds its groups."""
-    record = lab.do(lab.driver.state(box.ref)).get("cgroup", {})
+    record = dict(lab.do(lab.driver.state(box.ref)).cgroup)
     for path in {path for _, path in record.values()}:
         if os.path.isdir(path):
             cgroup.detect().open(box.ref.session, record).remove()
