@@ -17,7 +17,7 @@ import pytest
 
 from sandkeep.errors import HostCannot, InvalidRequest, LimitUnenforceable, NotFound
 from sandkeep.linux import cgroup
-from sandkeep.linux.cgroup import groupfs
+from sandkeep.linux.cgroup import groupfs, units
 
 CORE = {
     "cgroup.procs": "",
@@ -47,6 +47,7 @@ class FakeCgroup2:
         self.root = root
         self.mountinfo = root.parent / "mountinfo"
         self.own = root.parent / "own"
+        self.first = root.parent / "first"
         self.hidden: set[str] = set()
         root.mkdir()
         for name, text in CORE.items():
@@ -106,7 +107,20 @@ class FakeCgroup2:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     def detect(self) -> cgroup.Hierarchy:
-        return cgroup.detect(str(self.mountinfo), str(self.own))
+        return cgroup.detect(str(self.mountinfo), str(self.own), first=str(self.first))
+
+    def service(self, path: str, pids: str = "10\n11\n") -> Path:
+        """Be in the group of a service that a systemd runs, with every controller in reach."""
+        self.first.write_text("0::/init.scope\n")
+        (self.root / "cgroup.subtree_control").write_text("cpu memory pids")
+        for end in range(1, path.count("/") + 1):
+            above = "/".join(path.split("/")[:end])
+            if not (self.root / above).exists():
+                self.group(above, subtree="cpu memory pids")
+        own = self.group(path)
+        (own / "cgroup.procs").write_text(pids)
+        self.place(f"/{path}")
+        return own
 
 
 @pytest.fixture
@@ -160,7 +174,7 @@ def test_v2_usage_is_read_from_flat_and_keyed_files(v2: FakeCgroup2) -> None:
     (group / "memory.peak").write_text("8192\n")
     (group / "pids.current").write_text("7\n")
     (group / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 3\noom_kill 2\noom_group_kill 0\n")
-    assert session.usage() == cgroup.Usage(1234, 4096, 8192, 7, 2)
+    assert session.usage() == cgroup.Counters(1234, 4096, 8192, 7, 2)
 
 
 def test_v2_without_memory_peak_reports_none_for_it(v2: FakeCgroup2) -> None:
@@ -270,6 +284,98 @@ def test_v2_shared_group_with_nothing_above_says_who_is_in_the_way(v2: FakeCgrou
     assert "not ours" in caught.value.why
 
 
+@pytest.mark.parametrize("hidden", [False, True], ids=["PID 1 is seen", "PID 1 is hidden"])
+def test_v2_a_services_own_group_is_left_as_systemd_needs_it(v2: FakeCgroup2, hidden: bool) -> None:
+    own = v2.service("system.slice/sandkeep.service")
+    if hidden:
+        v2.first.unlink()
+    assert set(v2.detect().preparable([10, 11])) == {"memory", "pids", "cpu"}
+    hierarchy = v2.detect().prepare([10, 11])
+    assert (own / "cgroup.subtree_control").read_text() == "", "or systemd could not start the service again"
+    assert (own / "cgroup.procs").read_text() == "10\n11\n"
+    # The group above passes controllers on, and root may use it.
+    hierarchy.create("s1")
+    assert (v2.root / "system.slice/sandkeep/s1/memory.max").exists()
+    assert usable(hierarchy) == set(cgroup.CAPABILITIES)
+
+
+def test_v2_a_service_with_nothing_above_runs_without_limits_and_says_why(v2: FakeCgroup2) -> None:
+    own = v2.service("sandkeep.service")
+    (v2.root / "cgroup.subtree_control").write_text("")
+    (own / "cgroup.controllers").write_text("memory pids cpu")
+    assert v2.detect().preparable([10, 11]) == []
+    hierarchy = v2.detect().prepare([10, 11])
+    assert (own / "cgroup.subtree_control").read_text() == ""
+    assert "cannot start the service again" in hierarchy.capabilities["memory"].why
+    assert {"freeze", "kill", "process_groups"} <= usable(hierarchy)
+
+
+def test_v2_a_service_whose_processes_systemd_puts_into_the_leaf_is_prepared(v2: FakeCgroup2) -> None:
+    own = v2.service("system.slice/sandkeep.service", pids="")
+    v2.group(f"system.slice/sandkeep.service/{cgroup.LEAF}")
+    v2.place(f"/system.slice/sandkeep.service/{cgroup.LEAF}")
+    hierarchy = v2.detect().prepare([10])
+    assert (own / "cgroup.subtree_control").read_text() == "cpu memory pids"
+    assert usable(hierarchy) == set(cgroup.CAPABILITIES)
+
+
+@pytest.mark.parametrize("first", ["0::/\n", "0::/a.slice/docker-1.scope\n", "0::/../../init.scope\n"])
+def test_v2_a_groups_name_means_nothing_where_systemd_does_not_run(v2: FakeCgroup2, first: str) -> None:
+    own = v2.service("system.slice/sandkeep.service")
+    v2.first.write_text(first)
+    v2.detect().prepare([10, 11])
+    assert (own / "cgroup.subtree_control").read_text() == "cpu memory pids"
+
+
+def test_v2_a_scope_is_prepared_and_groups_in_older_scopes_are_found(v2: FakeCgroup2) -> None:
+    for name in ("sandkeep-1-aa.scope", "sandkeep-2-bb.scope"):
+        v2.service(f"system.slice/{name}")
+        v2.detect().prepare([10, 11]).create("old")
+    own = v2.service("system.slice/sandkeep-1-cc.scope")
+    hierarchy = v2.detect().prepare([10, 11])
+    assert (own / "cgroup.subtree_control").read_text() == "cpu memory pids"
+    hierarchy.create("new")
+    (found,) = hierarchy.beside("sandkeep-1-")
+    assert found.name == "old"
+    assert found.paths() == [str(v2.root / "system.slice/sandkeep-1-aa.scope/sandkeep/old")]
+    found.remove()
+    assert hierarchy.beside("sandkeep-1-") == []
+    assert (v2.root / "system.slice/sandkeep-2-bb.scope/sandkeep/old").exists()
+
+
+def test_v2_the_tightest_limit_of_all_groups_above_is_named(v2: FakeCgroup2) -> None:
+    own = v2.service("system.slice/sandkeep.service/more")
+    (own / "pids.max").write_text("9000\n")
+    assert v2.detect().ceilings() == {"pids": (9000, str(own))}
+    (own.parent / "pids.max").write_text("3552\n")
+    (own.parent.parent / "memory.max").write_text("1073741824\n")
+    assert v2.detect().ceilings() == {
+        "pids": (3552, str(own.parent)),
+        "memory": (1 << 30, str(own.parent.parent)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "unit", "of_system", "of_user"),
+    [
+        ("/system.slice/sandkeep.service", "/system.slice/sandkeep.service", "system.slice", ""),
+        ("/a.slice/a-b.slice/s.service/sandkeep-host", "/a.slice/a-b.slice/s.service", "a-b.slice", ""),
+        ("/user.slice/user-0.slice/session-1.scope", "/user.slice/user-0.slice/session-1.scope", "", ""),
+        (
+            "/user.slice/user-7.slice/user@7.service/app.slice/s.service",
+            "/user.slice/user-7.slice/user@7.service/app.slice/s.service",
+            "",
+            "app.slice",
+        ),
+        ("/", "", "", ""),
+    ],
+)
+def test_units_and_slices_are_read_off_a_path(path: str, unit: str, of_system: str, of_user: str) -> None:
+    assert units.unit_of(path) == unit
+    assert units.slice_of(path) == of_system
+    assert units.slice_of(path, user=7) == of_user
+
+
 def test_session_found_again_by_name_and_by_record(v2: FakeCgroup2) -> None:
     hierarchy = v2.detect().prepare()
     session = hierarchy.create("s1")
@@ -312,7 +418,7 @@ def test_no_control_groups_at_all_is_a_layout_not_an_error(tmp_path: Path) -> No
     session = hierarchy.create("s1")
     session.attach(1)
     assert session.cgroup2_fd() == -1
-    assert session.usage() == cgroup.Usage(None, None, None, None, None)
+    assert session.usage() == cgroup.Counters(None, None, None, None, None)
     with pytest.raises(HostCannot) as caught:
         session.freeze(1)
     assert caught.value.part == "freeze"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandkeep.cli import interrupts
-from sandkeep.cli.ending import Ended
+from sandkeep.cli.exit_status import Ended
 
 
 class Callback:
@@ -33,7 +33,7 @@ def test_what_came_to_nothing_is_raised_again(
 ) -> None:
     forgotten: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", forgotten.append)
-    with pytest.raises(raised), interrupts.raised():
+    with pytest.raises(raised), interrupts.raised(*interrupts.ENDING):
         callback = Callback(lambda: os.kill(os.getpid(), number))
         del callback
         assert len(forgotten) == 1
@@ -42,7 +42,7 @@ def test_what_came_to_nothing_is_raised_again(
 
 
 def test_an_error_that_was_made_of_it_is_not_told() -> None:
-    with pytest.raises(Ended), interrupts.raised():
+    with pytest.raises(Ended), interrupts.raised(*interrupts.ENDING):
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         except BaseException as error:
@@ -50,10 +50,20 @@ def test_an_error_that_was_made_of_it_is_not_told() -> None:
 
 
 def test_it_goes_through_those_who_catch_everything() -> None:
-    with pytest.raises(Ended) as ended, interrupts.raised():
+    with pytest.raises(Ended) as ended, interrupts.raised(*interrupts.ENDING):
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         except Exception:
             pytest.fail("it was caught on the way")
     assert ended.value.status == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_we_were_started_to_ignore_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts.raised(*interrupts.ENDING):
+            os.kill(os.getpid(), signal.SIGHUP)
+            interrupts.look()
+    finally:
+        signal.signal(signal.SIGHUP, before)

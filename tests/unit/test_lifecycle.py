@@ -14,14 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sandkeep.engine import lifecycle
 from sandkeep.engine.lifecycle import (
     ACTIVE,
-    ANSWERS,
     MOVES,
     TERMINAL,
-    Answer,
+    VERDICTS,
     Cause,
     Operation,
     State,
-    answer,
+    Verdict,
     draw,
     next_state,
     require,
@@ -30,7 +29,7 @@ from sandkeep.engine.lifecycle import (
 from sandkeep.errors import SessionSnapshotting, SessionStopped, SessionStopping, WrongState
 from sandkeep.store import PageRequest
 from sandkeep.store.rows import Session
-from tests.unit.store_help import open_store, sandbox, session
+from tests.unit.store_rows import open_store, sandbox, session
 
 NEEDS_RUNNING = (
     Operation.RUN,
@@ -47,9 +46,9 @@ NEEDS_RUNNING = (
 
 def test_every_operation_has_an_answer_in_every_state() -> None:
     for operation in Operation:
-        assert set(ANSWERS[operation]) == set(State)
+        assert set(VERDICTS[operation]) == set(State)
         for state in State:
-            assert isinstance(answer(operation, state), Answer)
+            assert isinstance(VERDICTS[operation][state], Verdict)
 
 
 def test_every_state_is_reached_and_every_active_one_can_end() -> None:
@@ -80,44 +79,48 @@ def test_a_move_the_table_does_not_name_is_refused_with_the_state() -> None:
 def test_what_needs_a_running_session_waits_for_the_boot_and_is_refused_afterwards(
     operation: Operation,
 ) -> None:
-    assert require(operation, State.PENDING, session="s") is Answer.WAIT
-    assert require(operation, State.RUNNING, session="s") is Answer.PROCEED
+    assert require(operation, State.PENDING, session_id="s") is Verdict.WAIT
+    assert require(operation, State.RUNNING, session_id="s") is Verdict.PROCEED
     with pytest.raises(SessionStopping) as stopping:
-        require(operation, State.STOPPING, session="s")
+        require(operation, State.STOPPING, session_id="s")
     assert (stopping.value.session, stopping.value.status) == ("s", "stopping")
     with pytest.raises(SessionSnapshotting):
-        require(operation, State.SNAPSHOTTING, session="s")
+        require(operation, State.SNAPSHOTTING, session_id="s")
     for state in TERMINAL:
         with pytest.raises(SessionStopped):
-            require(operation, state, session="s")
+            require(operation, state, session_id="s")
 
 
-def test_stop_is_idempotent_and_blocks_until_the_end() -> None:
-    assert {answer(Operation.STOP, state) for state in TERMINAL} == {Answer.DONE}
-    assert answer(Operation.STOP, State.RUNNING) is Answer.PROCEED
-    for state in (State.PENDING, State.STOPPING, State.SNAPSHOTTING):
-        assert answer(Operation.STOP, state) is Answer.WAIT
+@pytest.mark.parametrize("operation", [Operation.STOP, Operation.DESTROY])
+def test_stop_and_destroy_end_what_is_active_and_have_nothing_to_end_afterwards(operation: Operation) -> None:
+    for state in State:
+        assert VERDICTS[operation][state] is (Verdict.DONE if state in TERMINAL else Verdict.PROCEED)
 
 
 def test_resume_waits_for_an_end_in_progress_and_does_nothing_when_running() -> None:
-    assert {answer(Operation.RESUME, state) for state in TERMINAL} == {Answer.PROCEED}
-    assert answer(Operation.RESUME, State.RUNNING) is Answer.DONE
+    assert {VERDICTS[Operation.RESUME][state] for state in TERMINAL} == {Verdict.PROCEED}
+    assert VERDICTS[Operation.RESUME][State.RUNNING] is Verdict.DONE
     for state in (State.PENDING, State.STOPPING, State.SNAPSHOTTING):
-        assert answer(Operation.RESUME, state) is Answer.WAIT
+        assert VERDICTS[Operation.RESUME][state] is Verdict.WAIT
 
 
-def test_destroy_reading_and_updating_are_possible_in_every_state() -> None:
+def test_updating_is_possible_in_every_state() -> None:
+    assert set(VERDICTS[Operation.UPDATE].values()) == {Verdict.PROCEED}
+
+
+@pytest.mark.parametrize("operation", [Operation.FORK, Operation.ROLL_BACK])
+def test_the_current_snapshot_is_read_and_replaced_after_an_end_under_way(
+    operation: Operation,
+) -> None:
     for state in State:
-        assert answer(Operation.DESTROY, state) in (Answer.PROCEED, Answer.WAIT)
-        assert answer(Operation.READ, state) is Answer.PROCEED
-        assert answer(Operation.UPDATE, state) is Answer.PROCEED
-    assert answer(Operation.DESTROY, State.PENDING) is Answer.PROCEED, "a hanging boot can be destroyed"
+        ending = state in (State.STOPPING, State.SNAPSHOTTING)
+        assert VERDICTS[operation][state] is (Verdict.WAIT if ending else Verdict.PROCEED)
 
 
 def test_nobody_waits_in_a_state_that_lasts() -> None:
     for operation in Operation:
         for state in {State.RUNNING, *TERMINAL}:
-            assert answer(operation, state) is not Answer.WAIT
+            assert VERDICTS[operation][state] is not Verdict.WAIT
 
 
 @given(st.lists(st.sampled_from(Cause)))
@@ -187,7 +190,7 @@ class Callers(RuleBasedStateMachine):
     def decide(self, operation: Operation) -> None:
         now = self.current()
         try:
-            if require(operation, now.status, session=now.id) is Answer.PROCEED:
+            if require(operation, now.status, session_id=now.id) is Verdict.PROCEED:
                 self.decided.append((operation, now.id, now.status))
         except WrongState:
             assert now.status not in (State.PENDING, State.RUNNING)
@@ -201,7 +204,9 @@ class Callers(RuleBasedStateMachine):
             if operation is Operation.RESUME:
                 self.begin_session()
             elif operation is Operation.STOP or (operation is Operation.DESTROY and seen in ACTIVE):
-                self.move(name, seen, Cause.STOP)
+                # One that is on its way to its end already is brought there.
+                begins = seen in (State.PENDING, State.RUNNING)
+                self.move(name, seen, Cause.STOP if begins else Cause.ENDED)
             elif operation is Operation.SNAPSHOT:
                 self.move(name, seen, Cause.SNAPSHOT)
             elif operation is Operation.DESTROY:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandkeep.supervisor.outputlog import STDERR, STDOUT, Chunk, End, Gap, Item, OutputReader, OutputWriter
+from sandkeep.shared.outputlog import (
+    DAMAGED,
+    STDERR,
+    STDOUT,
+    Chunk,
+    End,
+    Gap,
+    Item,
+    OutputReader,
+    OutputWriter,
+)
+from sandkeep.shared.processrecord import add_record, last_record
 
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 CAP = 256 << 10
@@ -146,3 +161,125 @@ def test_a_reader_in_the_middle_of_a_write_waits_for_the_rest(sizes: list[int], 
                     seen += item.data if isinstance(item, Chunk) else b""
                 assert whole.startswith(seen)
             assert reader.ended and seen == whole
+
+
+# --- damage --------------------------------------------------------------------------------------------
+
+
+def log_of(directory: str, sizes: list[int]) -> tuple[bytes, Path]:
+    """A finished log in one segment."""
+    writer = OutputWriter(directory, cap=CAP)
+    whole = b""
+    for number, size in enumerate(sizes):
+        piece = written(number, size)
+        writer.append(STDOUT, piece)
+        whole += piece
+    writer.end()
+    writer.close()
+    return whole, next(Path(directory).iterdir())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=8), st.integers(0, 1 << 30), st.integers(1, 255))
+def test_a_damaged_byte_is_told_and_never_served(sizes: list[int], place: int, change: int) -> None:
+    """Whichever byte it is: what is served is right, what is missing is said, the rest is found."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        whole, segment = log_of(directory, sizes)
+        content = bytearray(segment.read_bytes())
+        content[place % len(content)] ^= change
+        segment.write_bytes(content)
+        with OutputReader(directory, final=True) as reader:
+            items = everything(reader, 1 << 20)
+    at = missing = 0
+    for item in items:
+        assert item.offset == at
+        if isinstance(item, Chunk):
+            assert item.data == whole[at : at + len(item.data)]
+            at += len(item.data)
+        elif isinstance(item, Gap):
+            assert item.reason == DAMAGED
+            at += item.length
+            missing += 1
+    assert missing == 1, items
+    lost = len(whole) - sum(len(item.data) for item in items if isinstance(item, Chunk))
+    assert lost <= max(sizes), "more is missing than the frame that was damaged"
+
+
+def test_a_damaged_log_is_read_on_while_it_grows() -> None:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        writer = OutputWriter(directory, cap=CAP)
+        writer.append(STDOUT, b"one")
+        writer.append(STDOUT, b"two")
+        segment = next(Path(directory).iterdir())
+        content = bytearray(segment.read_bytes())
+        content[len(content) - 3 - 20] ^= 1  # in the header of the second frame
+        segment.write_bytes(content)
+        with OutputReader(directory) as reader:
+            assert [item.data for item in everything(reader, 9) if isinstance(item, Chunk)] == [b"one"]
+            assert reader.give_up(6) == Gap(3, 3, DAMAGED), "what the writer knows it has written"
+            writer.append(STDOUT, b"three")
+            (third,) = everything(reader, 1 << 20)
+            assert isinstance(third, Chunk) and (third.offset, third.data) == (6, b"three")
+        writer.close()
+
+
+def test_logs_without_checksums_are_read_and_their_headers_are_looked_at() -> None:
+    """What supervisors of earlier versions write, who may live on through an upgrade."""
+
+    def frame(stream: int, offset: int, data: bytes) -> bytes:
+        return struct.pack("<IB3xQQ", len(data), stream, 7, offset) + data
+
+    frames = [
+        frame(STDOUT, 0, b"one"),
+        frame(STDERR, 3, b"two"),
+        frame(STDOUT, 6, b"three"),
+        frame(255, 11, b""),
+    ]
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        segment = Path(directory) / f"{0:016x}.log"
+        segment.write_bytes(b"".join(frames))
+        with OutputReader(directory) as reader:
+            items = everything(reader, 1 << 20)
+        assert items == [
+            Chunk(0, 7, STDOUT, b"one"),
+            Chunk(3, 7, STDERR, b"two"),
+            Chunk(6, 7, STDOUT, b"three"),
+            End(11, 7),
+        ]
+        segment.write_bytes(frames[0] + b"\x77" * len(frames[1]) + frames[2] + frames[3])
+        with OutputReader(directory, final=True) as reader:
+            assert everything(reader, 1 << 20) == [items[0], Gap(3, 0, DAMAGED)]
+
+
+def test_a_damaged_segment_is_a_gap_up_to_the_next() -> None:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        writer = OutputWriter(directory, cap=CAP)
+        for number in range(4):
+            writer.append(STDOUT, written(number, 70_000))
+        writer.close()
+        second = sorted(Path(directory).iterdir())[1]
+        second.write_bytes(bytes(second.stat().st_size))
+        with OutputReader(directory) as reader:
+            items = everything(reader, 1 << 20)
+    assert [type(item) for item in items] == [Chunk, Gap, Chunk, Chunk]
+    assert items[1] == Gap(70_000, 70_000, DAMAGED)
+
+
+def test_a_damaged_record_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    directory = str(tmp_path)
+    records = tmp_path / "record.jsonl"
+    running: dict[str, Any] = {"id": "p", "argv": ["true"], "cwd": "/", "pty": False}
+    running |= {"status": "running", "exit_code": None, "reason": None, "started_ms": 1, "finished_ms": None}
+    add_record(directory, running)
+    add_record(directory, {**running, "status": "exited", "exit_code": 10})
+    assert last_record(directory)["exit_code"] == 10
+    whole = records.read_bytes()
+    records.write_bytes(whole.replace(b'"exit_code":10', b'"exit_code":11'))
+    assert last_record(directory) == running, "the checksum is wrong"
+    records.write_bytes(whole[:-30] + b"\n")
+    assert last_record(directory) == running, "no JSON"
+    records.write_text(json.dumps({**running, "status": "lost"}) + "\n")
+    assert last_record(directory)["status"] == "lost", "of an earlier version, without a checksum"
+    records.write_bytes(b"\0\0\0\n")
+    with pytest.raises(ValueError, match="damaged"):
+        last_record(directory)

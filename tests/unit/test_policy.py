@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from sandkeep.errors import HostCannot, InvalidRequest
 from sandkeep.net import policy as policy_module
-from sandkeep.net.policy import Decision, Judge, canonical_path, decide, match_rule, regex_available, validate
-from sandkeep.types import Matcher, NetworkPolicy, PairMatcher, RequestMatch, Respond, Rule, Transform
+from sandkeep.net.policy import (
+    Decision,
+    Judge,
+    TooMuchText,
+    canonical_path,
+    decide,
+    match_rule,
+    regex_available,
+    validate,
+)
+from sandkeep.policy import Matcher, NetworkPolicy, PairMatcher, RequestMatch, Respond, Rule, Transform
 
 INJECT = Rule(Transform.set_headers({"authorization": "secret"}))
 PUBLIC = "93.184.216.34"
@@ -218,19 +227,29 @@ def test_regular_expressions_search_and_stay_linear() -> None:
     rules = [Rule(Respond(200), RequestMatch(path=Matcher(regex=r"^/(a+a+)+$")))]
     assert request(rules, "/aaaa") == 0
     started = time.perf_counter()
-    assert request(rules, "/" + "a" * 50_000 + "!") is None
+    assert request(rules, "/" + "a" * 20_000 + "!") is None
     assert time.perf_counter() - started < 60
     header = [Rule(Respond(200), RequestMatch(headers=(PairMatcher(key=Matcher(regex="^X-[a-z]+$")),)))]
     assert request(header, headers=[("x-ABC", "1")]) == 0
 
 
 @needs_re2
-@pytest.mark.parametrize("pattern", ["(", "a(?=b)", r"(a)\1", "(a{1000}){1000}"])
+@pytest.mark.parametrize("pattern", ["(", "a(?=b)", r"(a)\1", "(a{1000}){1000}", "((a|b)?){900}c$"])
 def test_a_pattern_re2_cannot_take_is_refused_by_the_name_of_its_field(pattern: str) -> None:
     match = RequestMatch(query=(PairMatcher(value=Matcher(regex=pattern)),))
     with pytest.raises(InvalidRequest) as caught:
         validate(NetworkPolicy.custom({"api.x.com": [INJECT, Rule(Respond(200), match)]}))
     assert caught.value.field == 'domains["api.x.com"][1].match.query[0].value.regex'
+
+
+@needs_re2
+def test_a_text_too_long_to_be_compared_in_time_is_not_compared() -> None:
+    rules = [Rule(Respond(200), RequestMatch(path=Matcher(regex="((a|b)?){500}c$")))]
+    assert request(rules, "/ab") is None
+    with pytest.raises(TooMuchText, match=r"can be given \d+ characters, not 30001"):
+        request(rules, "/" + "ab" * 15_000)
+    usual = [Rule(Respond(200), RequestMatch(path=Matcher(regex="^/v[0-9]+/(repos|orgs)/[^/]+/issues")))]
+    assert request(usual, "/v3/repos/x/issues/" + "y" * 7000) == 0
 
 
 def test_without_a_linear_engine_regular_expressions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import json
 import os
@@ -11,20 +10,23 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-import sandkeep
-from sandkeep.cli.main import COMMANDS
+from sandkeep.cli.table import COMMANDS
 from sandkeep.engine.settings import NetworkSettings, Settings
 from sandkeep.host import doctor
+from sandkeep.paths import data_directory
+from sandkeep.spec import DEFAULT_TIMEOUT
+from scripts import imports
+from tests.dev_script import dev_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 PACKAGE = SOURCE / "sandkeep"
-CHECKED = ["src", "tests", "dev", *(name for name in ("benchmarks", "examples") if (ROOT / name).is_dir())]
+CHECKED = ["src", "tests", "scripts", "benchmarks", "examples", "dev"]
 
 
 def tool(*argv: str) -> None:
@@ -53,19 +55,18 @@ def test_types_hold() -> None:
 # What each part may import from the package, besides itself and the modules at the root.
 MAY_IMPORT = {
     "linux": set[str](),
-    "supervisor": {"linux"},
-    "host": {"supervisor", "linux"},
+    "shared": {"linux"},
+    "supervisor": {"shared", "linux"},
+    "host": {"supervisor", "shared", "linux"},
     "wire": set[str](),
-    "store": set[str](),
-    "net": {"linux", "wire", "supervisor"},
-    "engine": {"host", "store", "net", "wire", "linux", "supervisor"},
-    "server": {"engine", "store", "net", "wire", "supervisor"},
-    "sdk": {"wire"},
+    "store": {"shared"},
+    "net": {"linux", "shared"},
+    "engine": {"host", "store", "net", "linux", "shared"},
+    "server": {"engine", "store", "wire", "shared"},
+    "sdk": {"wire", "shared"},
     "sync": {"sdk", "wire"},
-    "cli": {"sync", "server", "store", "host", "linux"},
+    "cli": {"sync", "server", "host", "linux"},
 }
-# How a client starts a server: of the server's modules the one that imports none of the others.
-EXCEPTIONS = {("sdk", "sandkeep.server.embedded"), ("sync", "sandkeep.server.embedded")}
 # Slow to import or meant for other jobs; a fork of the zygote pays for every module it holds.
 TOO_HEAVY = {
     "asyncio",
@@ -80,53 +81,49 @@ TOO_HEAVY = {
 }
 
 
-def modules(part: str) -> Iterator[Path]:
-    yield from sorted((PACKAGE / part).rglob("*.py"))
-
-
-def imported(path: Path) -> Iterator[str]:
-    """Every module a file names in an import, wherever in the file, except for type checkers only."""
-    tree = ast.parse(path.read_text())
-    skipped = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            assert node.module is not None
-            yield node.module
-            if node.module == "sandkeep":
-                yield from (f"sandkeep.{alias.name}" for alias in node.names)
-
-
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_imports_point_one_way(part: str) -> None:
-    allowed = MAY_IMPORT[part] | {part, "__version__", *(path.stem for path in PACKAGE.glob("*.py"))}
-    for path in modules(part):
-        for name in imported(path):
-            if name.startswith("sandkeep.") and (part, name) not in EXCEPTIONS:
-                assert name.split(".")[1] in allowed, f"{path.relative_to(ROOT)} imports {name}"
+    allowed = MAY_IMPORT[part] | {part, None, *imports.root_modules()}
+    for path in imports.modules(part):
+        for name, line in imports.imports(path):
+            assert imports.used_part(name) in allowed, f"{path.relative_to(ROOT)}:{line} imports {name}"
 
 
-@pytest.mark.parametrize("part", ["linux", "supervisor"])
+def test_every_import_that_the_table_allows_is_used() -> None:
+    """An arrow that nothing uses any more would let the next one in unseen."""
+    edges = imports.graph()
+    unused = {part: allowed - set(edges[part]) for part, allowed in MAY_IMPORT.items()}
+    assert not {part: names for part, names in unused.items() if names}
+
+
+def test_every_package_has_its_row_and_none_imports_in_a_circle() -> None:
+    assert imports.packages() == sorted(MAY_IMPORT)
+    drawn = imports.drawing()  # raises and shows a circle, should there be one
+    assert all(f"\n{part} " in f"\n{drawn}" for part in MAY_IMPORT)
+    with pytest.raises(ValueError, match=r"^(engine -> wire -> engine|wire -> engine -> wire)$"):
+        imports.ordered({"engine": {"wire": 1}, "wire": {"engine": 1}})
+
+
+def test_a_module_beside_the_packages_imports_none_of_them() -> None:
+    """The packages may all import it, so the table could not see a way back up."""
+    for module in set(imports.root_modules()) - {"__main__"}:
+        [path] = imports.modules(module)
+        for name, line in imports.imports(path):
+            assert imports.used_part(name) not in MAY_IMPORT, f"{module}.py:{line} imports {name}"
+
+
+@pytest.mark.parametrize("part", ["linux", "shared", "supervisor"])
 def test_what_runs_in_a_session_uses_the_standard_library_only(part: str) -> None:
-    for path in modules(part):
-        for name in imported(path):
+    for path in imports.modules(part):
+        for name, _ in imports.imports(path):
             top = name.split(".")[0]
             assert top == "sandkeep" or top in sys.stdlib_module_names, f"{path.relative_to(ROOT)}: {name}"
 
 
-@pytest.mark.parametrize("part", ["linux", "supervisor"])
+@pytest.mark.parametrize("part", ["linux", "shared", "supervisor"])
 def test_what_the_zygote_holds_imports_little(part: str) -> None:
-    for path in modules(part):
-        heavy = TOO_HEAVY & {name.split(".")[0] for name in imported(path)}
+    for path in imports.modules(part):
+        heavy = TOO_HEAVY & {name.split(".")[0] for name, _ in imports.imports(path)}
         assert not heavy, f"{path.relative_to(ROOT)} imports {sorted(heavy)}"
 
 
@@ -139,6 +136,21 @@ def loaded_by(code: str) -> set[str]:
 def test_the_command_line_starts_light() -> None:
     loaded = loaded_by("from sandkeep.cli.main import main; main(['version'])")
     assert not loaded & {"argparse", "asyncio", "subprocess", "ctypes", "sandkeep.host"}
+
+
+SLOW_TO_IMPORT = {"hashlib", "httpcore2", "json", "logging", "secrets", "ssl", "subprocess", "urllib"}
+
+
+@pytest.mark.parametrize("sdk", ["sandkeep", "sandkeep.sync"])
+def test_the_sdk_imports_only_what_every_program_needs(sdk: str) -> None:
+    loaded = loaded_by(f"import {sdk} as sdk; sdk.Client")
+    assert not loaded & {*SLOW_TO_IMPORT, "asyncio", "http", "sandkeep.embedded", "sandkeep.wire.bodies"}
+    assert len(loaded) < 185
+
+
+def test_a_run_from_the_command_line_imports_only_what_it_needs() -> None:
+    code = "from sandkeep.cli.tree import load; load('run'); from sandkeep import sync; sync.Client"
+    assert not loaded_by(code) & SLOW_TO_IMPORT
 
 
 def test_the_package_root_imports_nothing() -> None:
@@ -179,16 +191,49 @@ def test_a_run_that_leaves_things_behind_fails_and_names_them(tmp_path: Path) ->
 # --- documents -----------------------------------------------------------------------------------------
 
 
-def test_versions_agree() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["version"] == sandkeep.__version__
-
-
 def test_readme_has_its_two_commands_and_ci_runs_the_second() -> None:
     readme = (ROOT / "README.md").read_text()
     assert "\n./dev sandkeep run -- python3 -c 'print(\"hello from a sandbox\")'\n" in readme
     assert "\n./dev test\n" in readme
     assert "./dev test" in (ROOT / ".ci/run").read_text()
+
+
+def test_dev_installs_what_the_examples_need_or_says_once_that_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    dev = dev_script()
+    asked: list[list[str]] = []
+    broken = True
+
+    def run(argv: list[str], cwd: str | None = None) -> None:
+        asked.append(argv)
+        if broken and extras["net"][0] in argv:
+            raise dev.Failed("no such wheel")
+
+    monkeypatch.setattr(dev, "VENV", str(tmp_path))
+    monkeypatch.setattr(dev, "run", run)
+    monkeypatch.setattr(dev, "make_venv", lambda: None)
+    monkeypatch.setattr(dev, "pip_command", lambda scratch: ["pip"])
+    dev.set_up_for_use()
+    assert "no such wheel" in capsys.readouterr().err and len(asked) == 2
+    dev.set_up_for_use()
+    assert not capsys.readouterr().err and len(asked) == 2
+    broken = False
+    (tmp_path / "lacking.json").unlink()
+    dev.set_up_for_use()
+    assert {*extras["net"], *extras["zstd"]} <= set(asked[2])
+
+
+def test_the_readme_says_what_stays_and_what_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for name in ("SANDKEEP_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    place = data_directory().replace(os.path.expanduser("~"), "~", 1)
+    assert f"`{place}`, or where `SANDKEEP_HOME` says" in readme
+    assert timedelta(minutes=5) == DEFAULT_TIMEOUT and "A session ends after five minutes" in readme
+    assert {"status", "uninstall"} <= COMMANDS.keys()
+    assert "`sandkeep status`" in readme and "`sandkeep uninstall`" in readme
 
 
 def test_the_ten_lines_of_the_readme_work(tmp_path: Path) -> None:
@@ -222,6 +267,26 @@ def test_links_in_documents_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
         if "://" not in target:
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_every_test_that_a_document_names_exists() -> None:
+    source = "".join(
+        path.read_text() for path in (ROOT / "tests").rglob("*.*") if path.suffix in (".py", ".ts")
+    )
+    known = set(re.findall(r"\bdef (test_\w+)", source))
+    for path in documents():
+        for name in re.findall(r"`(test_\w+)`", path.read_text()):
+            assert name in known, f"{path.name} names {name}"
+
+
+def test_every_row_on_durability_names_its_tests() -> None:
+    rows = [line for line in (ROOT / "docs/durability.md").read_text().splitlines() if line.startswith("| ")]
+    said = [row for row in rows if not row.endswith("| shown by |")]
+    assert len(said) > 40
+    for row in said:
+        assert re.search(r"`(test_\w+|tests/\S+\.py)` \|$", row), row
+        for file in re.findall(r"`(tests/\S+)`", row):
+            assert (ROOT / file).is_file(), row
 
 
 def test_doctor_page_names_every_line_doctor_prints(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.engine.retention import Candidate, Plan, first_expiry, plan, unneeded_layers
+from sandkeep.engine.retention import Candidate, Plan, first_expiry, plan
 from sandkeep.store.rows import KeepLast
 
 DAY = 86_400_000
@@ -148,32 +148,3 @@ def test_doing_what_was_planned_leaves_nothing_to_do(
     assert plan(left, keep_last=keep, default_ms=default, now_ms=now) == Plan({}, frozenset())
     shuffled = plan(list(reversed(snapshots)), keep_last=keep, default_ms=default, now_ms=now)
     assert shuffled == first, "the order of the input plays no part"
-
-
-LAYERS = st.lists(st.none() | st.integers(0, 14), max_size=15).map(
-    lambda parents: {
-        f"l{n}": f"l{parent}" if parent is not None and parent < n else None
-        for n, parent in enumerate(parents)
-    }
-)
-
-
-@given(parents=LAYERS, data=st.data())
-def test_a_layer_goes_only_when_no_needed_chain_passes_through_it(
-    parents: dict[str, str | None], data: st.DataObject
-) -> None:
-    names = sorted(parents) or ["elsewhere"]
-    needed = data.draw(st.sets(st.sampled_from(names)))
-    gone = unneeded_layers(parents, needed)
-    for layer in needed:
-        at: str | None = layer
-        while at is not None:
-            assert at not in gone
-            at = parents.get(at)
-    kept = set(parents) - gone
-    below = {parents[layer] for layer in kept}
-    assert kept <= needed | below, "nothing is kept without a reason"
-
-
-def test_a_cycle_of_layers_ends_the_walk() -> None:
-    assert unneeded_layers({"a": "b", "b": "a", "c": None}, ["a"]) == {"c"}

@@ -24,6 +24,7 @@ HEADERS = {
 
 EPERM = seccomp.refusal(errno.EPERM)
 ENOSYS = seccomp.refusal(errno.ENOSYS)
+EPROTONOSUPPORT = seccomp.refusal(errno.EPROTONOSUPPORT)
 EAFNOSUPPORT = seccomp.refusal(errno.EAFNOSUPPORT)
 FAKED = seccomp.refusal(0)
 
@@ -78,7 +79,14 @@ def ask(machine: str, call: str | int, *arguments: int, fake_ids: bool = False) 
         ("personality", (0x400000,), EPERM),  # READ_IMPLIES_EXEC
         ("socket", (1, 1, 0), seccomp.ALLOW),
         ("socket", (2, 1, 0), seccomp.ALLOW),
-        ("socket", (17, 3, 0), seccomp.ALLOW),
+        ("socket", (10, 2, 17), seccomp.ALLOW),
+        ("socket", (16, 3, 0), seccomp.ALLOW),  # NETLINK_ROUTE
+        ("socket", (16, 3, 4), seccomp.ALLOW),  # NETLINK_SOCK_DIAG
+        ("socket", (16, 3, 2), EPROTONOSUPPORT),  # NETLINK_USERSOCK
+        ("socket", (16, 3, 12), EPROTONOSUPPORT),  # NETLINK_NETFILTER
+        ("socket", (16, 3, 2**32 + 2), EPROTONOSUPPORT),
+        ("socket", (17, 3, 0), EAFNOSUPPORT),  # AF_PACKET
+        ("socket", (44, 3, 0), EAFNOSUPPORT),  # AF_XDP
         ("socket", (40, 1, 0), EAFNOSUPPORT),
         ("socket", (38, 5, 0), EAFNOSUPPORT),
         ("socket", (2**32 + 40, 1, 0), EAFNOSUPPORT),  # the kernel ignores the upper half too
@@ -88,6 +96,8 @@ def ask(machine: str, call: str | int, *arguments: int, fake_ids: bool = False) 
         ("ioctl", (0, 2**32 + 0x5412), EPERM),
         ("ioctl", (0x5412, 0x5413), seccomp.ALLOW),
         ("unshare", (0x10000000,), EPERM),
+        ("unshare", (0x04000000,), seccomp.ALLOW),
+        ("unshare", (0x14000000,), EPERM),
         ("mount", (), EPERM),
         ("fchownat", (), seccomp.ALLOW),
         ("setresuid", (), seccomp.ALLOW),
@@ -103,6 +113,8 @@ def test_every_number_is_denied_exactly_when_listed(machine: str, fake_ids: bool
     numbers = seccomp.NUMBERS[machine]
     expected = {numbers[name]: EPERM for name in seccomp.DENIED if name in numbers}
     expected[numbers["clone3"]] = ENOSYS
+    expected[numbers["unshare"]] = EPERM  # unless it is for a UTS namespace alone
+    expected[numbers["socket"]] = EAFNOSUPPORT  # of no family
     if fake_ids:
         expected |= {numbers[name]: FAKED for name in seccomp.FAKED if name in numbers}
     program = seccomp.build(machine, fake_ids=fake_ids)

@@ -17,12 +17,21 @@ from sandkeep.errors import (
     StoreError,
     WrongState,
 )
-from sandkeep.store import PageRequest, Store
-from sandkeep.store.rows import ACTIVE, TERMINAL, KeepLast, Mount, ProcessStatus, SnapshotStatus
+from sandkeep.store import PageRequest, Store, addresses
+from sandkeep.store.rows import (
+    ACTIVE,
+    TERMINAL,
+    Ending,
+    KeepLast,
+    ProcessStatus,
+    Removal,
+    SnapshotStatus,
+    StoredMount,
+)
 from sandkeep.store.rows import SessionStatus as S
 from sandkeep.store.sessions import SessionChanges
 from sandkeep.store.tokens import digest_of, new_token_text
-from tests.unit.store_help import drive, open_store, process, sandbox, session, snapshot, start
+from tests.unit.store_rows import drive, open_store, process, sandbox, session, snapshot, start
 
 
 @pytest.fixture
@@ -38,6 +47,31 @@ def ids(page: Any) -> list[str]:
 # Sandboxes
 
 
+def test_each_port_has_a_number_of_its_own_while_it_is_declared(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "SPACE", 40)
+    boxes = [sandbox("p", f"box{number}", ports=(3000, 3001, 3002)) for number in range(10)]
+    for box in boxes:
+        store.sandboxes.add(box)
+    given = [store.sandboxes.addresses("p", box.id) for box in boxes]
+    numbers = [number for found in given for number in found.values()]
+    assert len(set(numbers)) == len(numbers) == 30 and set(numbers) <= set(range(40))
+    # Ports that stay keep theirs, and what is gone is free.
+    store.sandboxes.update("p", "box3", now_ms=2, ports=(3001,))
+    assert store.sandboxes.addresses("p", boxes[3].id) == {3001: given[3][3001]}
+    store.sandboxes.update("p", "box3", now_ms=3, ports=(3000, 3001))
+    assert store.sandboxes.addresses("p", boxes[3].id) == {port: given[3][port] for port in (3000, 3001)}
+    store.sandboxes.update("p", "box3", now_ms=4, tags={"a": "b"})
+    assert len(store.sandboxes.addresses("p", boxes[3].id)) == 2
+    store.sandboxes.delete("p", "box3")
+    assert store.sandboxes.addresses("p", boxes[3].id) == {}
+    # When all are taken a port has none.
+    for number in range(10):
+        store.sandboxes.add(sandbox("p", f"more{number}", ports=(1, 2)))
+    assert sum(len(store.sandboxes.addresses("p", f"box_p_more{number}")) for number in range(10)) <= 13
+
+
 def test_a_sandbox_reads_back_as_it_was_written(store: Store) -> None:
     box = sandbox(
         "p",
@@ -45,19 +79,23 @@ def test_a_sandbox_reads_back_as_it_was_written(store: Store) -> None:
         runtime="node24",
         idle_timeout_ms=5,
         persistent=False,
+        destroy_on_stop=True,
+        delete_after_ms=7,
+        delete_at_ms=8,
         env={"A": "é\ud800\0"},
         tags={"t": "a:b"},
         ports=(3000, 8080),
         network_policy={"mode": "deny-all"},
         network_id="net",
-        mounts={"/data": Mount("d", "read-write")},
+        mounts={"/data": StoredMount("d", "read-write")},
         snapshot_expiration_ms=0,
         keep_last_snapshots=KeepLast(3, 86_400_000, False),
         failover_regions=("a", "b"),
+        source={"type": "git", "url": "https://example.org/é"},
         total_egress_bytes=1 << 60,
     )
     unset = [f.name for f in fields(box) if getattr(box, f.name) is None]
-    assert unset == ["current_session", "current_snapshot"]
+    assert unset == ["current_session", "current_snapshot", "destroying"]
     store.sandboxes.add(box)
     assert store.sandboxes.get("p", "full") == box
     assert store.sandboxes.find_by_id("p", box.id) == box
@@ -263,7 +301,7 @@ def test_forgetting_spares_what_is_active_recent_or_owned(store: Store) -> None:
     assert store.processes.find("c-owned") is not None
 
 
-def test_hosts_find_their_active_and_due_sessions_in_every_project(store: Store) -> None:
+def test_hosts_find_their_active_sessions_in_every_project(store: Store) -> None:
     start(store, "p", "a", "s1", host="h", deadline_ms=10)
     start(store, "q", "a", "s2", host="h", deadline_ms=20)
     start(store, "p", "b", "s3", host="other", deadline_ms=10)
@@ -272,7 +310,6 @@ def test_hosts_find_their_active_and_due_sessions_in_every_project(store: Store)
         project = "q" if name == "s2" else "p"
         store.sessions.move(project, name, S.RUNNING, expected=ACTIVE, now_ms=2)
     assert {row.id for row in store.sessions.active_on_host("h")} == {"s1", "s2", "s4"}
-    assert [row.id for row in store.sessions.due_on_host("h", now_ms=15)] == ["s1"]
     assert store.sessions.count_active("p") == 3
 
 
@@ -512,3 +549,24 @@ def test_every_method_names_its_project_or_says_that_it_crosses_them(store: Stor
             parameters = inspect.signature(method).parameters
             takes_row = name == "finish" or (name in ("add", "start") and len(parameters) == 1)
             assert takes_row or "project" in parameters, f"{noun}.{name}"
+
+
+def test_a_condemned_sandbox_is_found_by_its_id_only_and_keeps_its_name(store: Store) -> None:
+    box, _ = start(store, "p", "a", "s1")
+    store.sessions.move(
+        "p", "s1", S.STOPPING, expected={S.PENDING}, now_ms=5, ending=Ending(False, "automatic", 7)
+    )
+    assert store.sessions.get("p", "s1").ending == Ending(False, "automatic", 7)
+    store.sandboxes.condemn("p", "a", Removal(False, "token:first"), now_ms=6)
+    condemned = store.sandboxes.condemn("p", "a", Removal(True, "token:second"), now_ms=7)
+    assert condemned.destroying == Removal(True, "token:first"), "asked again, it takes more along"
+    assert store.sandboxes.find("p", "a") is None
+    assert (store.sandboxes.count("p"), store.sandboxes.page("p").items) == (0, ())
+    assert store.sandboxes.find_by_id("p", box.id) == condemned == store.sandboxes.condemned("p", "a")
+    assert store.sandboxes.condemned_everywhere() == [condemned]
+    with pytest.raises(NameTaken):
+        store.sandboxes.add(sandbox("p", "a", id="box_other"))
+    store.sessions.move("p", "s1", S.STOPPED, expected={S.STOPPING}, now_ms=8)
+    store.sandboxes.delete("p", "a")
+    store.sandboxes.add(sandbox("p", "a", id="box_other"))
+    assert store.sandboxes.condemned_everywhere() == []

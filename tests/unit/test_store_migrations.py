@@ -15,8 +15,9 @@ import pytest
 from sandkeep.errors import SchemaTooNew
 from sandkeep.store import Store, rows
 from sandkeep.store.database import Database
-from sandkeep.store.migrations import STEPS, first_schema, migrate
+from sandkeep.store.migrations import STEPS, addresses_of_ports, first_schema, migrate
 from sandkeep.store.sqlite import SqliteDatabase
+from tests.unit.store_rows import drop_columns_since_sealed_policies, sandbox
 
 
 def second(db: Database) -> None:
@@ -116,6 +117,25 @@ def test_kill_9_in_the_middle_of_a_migration_leaves_the_old_schema(tmp_path: Pat
     db.close()
     with Store.open(path, now_ms=2) as store:
         assert (store.projects.find(team="t", name="kept") is not None) is existing
+
+
+def test_ports_of_sandboxes_that_exist_get_addresses(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.db")
+    box, without = sandbox("p", "old", ports=(3000, 3001)), sandbox("p", "none")
+    with Store.open(path, now_ms=1) as store:
+        store.projects.ensure("p", team="t", name="p", now_ms=1)
+        store.sandboxes.add(box)
+        store.sandboxes.add(without)
+    before = STEPS.index(addresses_of_ports)
+    db = SqliteDatabase(path)
+    db.run("DROP TABLE addresses")
+    drop_columns_since_sealed_policies(db.run)
+    db.run("DELETE FROM schema_steps WHERE version > $1", before)
+    db.all(f"PRAGMA user_version = {before}")
+    db.close()
+    with Store.open(path, now_ms=2) as store:
+        assert store.sandboxes.addresses("p", box.id).keys() == {3000, 3001}
+        assert store.sandboxes.addresses("p", without.id) == {}
 
 
 def test_every_field_of_every_row_has_its_column_and_the_other_way_round(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sandkeep.errors import InvalidRequest
 from sandkeep.store import PageRequest, Store
 from sandkeep.store.pages import Sort, read_cursor, write_cursor
-from tests.unit.store_help import open_store, sandbox
+from tests.unit.store_rows import open_store, sandbox
 
 CREATED = Sort("created", "created_ms", int)
 NAMES = st.text(st.sampled_from("ab-Z_9"), min_size=1, max_size=3)

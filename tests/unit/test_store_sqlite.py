@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import stat
@@ -15,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from sandkeep.errors import InternalError, StoreError
+from sandkeep.errors import InternalError, NoSpace, StoreError
 from sandkeep.store import PageRequest, Store
 from sandkeep.store.database import UniqueViolation
 from sandkeep.store.migrations import migrate
 from sandkeep.store.rows import ACTIVE_SQL, SessionStatus
 from sandkeep.store.sqlite import SqliteDatabase
-from tests.unit.store_help import drive, sandbox, snapshot, start
+from tests.unit.store_rows import drive, sandbox, snapshot, start
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,6 +121,20 @@ def test_a_closed_store_and_a_foreign_thread_are_our_bugs(db: SqliteDatabase) ->
         db.all("SELECT 1")
 
 
+def test_a_store_without_room_says_so_and_goes_on(db: SqliteDatabase) -> None:
+    add(db, 1)
+    [(pages,)] = db.all("PRAGMA page_count")
+    db.all(f"PRAGMA max_page_count = {pages}")  # for SQLite a full disk, in the same words
+    with pytest.raises(NoSpace) as caught:
+        for n in range(2, 10_000):
+            add(db, n)
+    assert caught.value.path == db.path and caught.value.hint
+    assert numbers(db)[0] == 1
+    db.all("PRAGMA max_page_count = 100000")
+    add(db, 100_000)
+    assert numbers(db)[-1] == 100_000
+
+
 def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
@@ -188,6 +203,18 @@ print(numbers(db))
     assert done.stdout == f"{list(range(90, 100))}\n", done.stderr
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_log_can_be_written_back(tmp_path: Path, alone: bool) -> None:
+    """Also where no second connection can be opened."""
+    path = str(tmp_path / "store.db")
+    with Store.open(path, now_ms=1, alone=alone) as store:
+        store.projects.ensure("p", team="t", name="p", now_ms=1)
+        assert store.checkpoint()
+        shutil.copy(path, f"{path}-copy")  # without the log
+    with Store.open(f"{path}-copy", now_ms=1) as copy:
+        assert copy.projects.find(team="t", name="p") is not None
+
+
 def test_a_file_that_is_no_database_of_ours_is_refused_and_untouched(tmp_path: Path) -> None:
     text = tmp_path / "text.db"
     text.write_bytes(b"not a database, and longer than a page header " * 40)
@@ -210,7 +237,7 @@ def test_a_file_that_is_no_database_of_ours_is_refused_and_untouched(tmp_path: P
 _WRITER = """
 import sys
 from sandkeep.store import Store
-from tests.unit.store_help import start
+from tests.unit.store_rows import start
 
 with Store.open(sys.argv[1], now_ms=1) as store:
     store.projects.ensure("p", team="t", name="p", now_ms=1)
@@ -287,7 +314,6 @@ def test_everyday_queries_are_served_by_indexes(tmp_path: Path) -> None:
     store.sessions.page("p", sandbox=box.id)
     store.sessions.active("p", box.id)
     store.sessions.active_on_host("here")
-    store.sessions.due_on_host("here", now_ms=1)
     store.snapshots.page("p")
     store.snapshots.live_of("p", box.id)
     store.snapshots.children("p", "snap_1")

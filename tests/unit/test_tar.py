@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandkeep.errors import ArchiveError, TransportError
-from sandkeep.supervisor.tar import EXTENDED_LIMIT, TarReader, TarWriter
+from sandkeep.shared.tarreader import EXTENDED_LIMIT, TarReader
+from sandkeep.shared.tarwriter import TarWriter
 
 
 def dribble(data: bytes, most: int) -> Callable[[int], bytes]:
@@ -320,11 +321,11 @@ END = bytes(1024)
         (header(b"M") + END, "unknown type"),
         (header(b"Z") + END, "unknown type"),
         (header(name=b"") + END, "no usable name"),
-        (header(b"2") + END, "link to nowhere"),
-        (header(mode=b"rwxr-x") + END, "mode that is no number"),
-        (header(mode=b"+644") + END, "mode that is no number"),
-        (header(mode=b"6_4") + END, "mode that is no number"),
-        (header(uid=b"9") + END, "uid that is no number"),
+        (header(b"2") + END, "without a usable target"),
+        (header(mode=b"rwxr-x") + END, "mode that is not a number"),
+        (header(mode=b"+644") + END, "mode that is not a number"),
+        (header(mode=b"6_4") + END, "mode that is not a number"),
+        (header(uid=b"9") + END, "uid that is not a number"),
         (header(size=0, mtime=b"\x80" + b"\xff" * 11) + END, "out of range"),
         (header(uid=b"\xff" * 8) + END, "uid out of range"),
         (pax(size=EXTENDED_LIMIT + 1), "at most"),

@@ -9,31 +9,29 @@ from typing import Any
 
 import pytest
 
+from sandkeep.checks import duration, milliseconds, within
 from sandkeep.errors import InvalidRequest
-from sandkeep.types import (
+from sandkeep.policy import (
     Domain,
     Forward,
-    GitSource,
     Matcher,
-    Mount,
-    MountMode,
     NetworkPolicy,
     PairMatcher,
-    PolicyMode,
     RequestMatch,
-    Resources,
     Respond,
     Rule,
+    Transform,
+)
+from sandkeep.spec import (
+    GitSource,
+    Mount,
+    Resources,
     SandboxSpec,
-    SessionStatus,
     SnapshotRetention,
     SnapshotSource,
     TarballSource,
-    Transform,
-    duration,
-    milliseconds,
-    within,
 )
+from sandkeep.states import MountMode, PolicyMode, SessionStatus
 
 
 def _any(value: Any) -> Any:
@@ -80,6 +78,14 @@ def test_memory_follows_vcpus_unless_both_agree() -> None:
         (lambda: Respond(204, body="x", content_type="text/plain"), "body"),
         (lambda: Respond(200, body="x"), "content_type"),
         (lambda: Respond(200, headers=(("Content-Length", "1"),)), 'headers["Content-Length"]'),
+        (lambda: Respond(200, headers={"x-a": "b"}), "headers"),  # type: ignore[arg-type]
+        (lambda: Respond(200, headers="x-a"), "headers"),  # type: ignore[arg-type]
+        (lambda: Respond(200, headers=(("x-a", "b"), "x-c")), "headers[1]"),  # type: ignore[arg-type]
+        (lambda: Respond(200, headers=(("x-a", 1),)), "headers[0]"),  # type: ignore[arg-type]
+        (lambda: Respond("200"), "status_code"),  # type: ignore[arg-type]
+        (lambda: Respond(200, body=b"x", content_type="text/plain"), "body"),  # type: ignore[arg-type]
+        (lambda: Transform({"x-a": "b"}), "headers"),  # type: ignore[arg-type]
+        (lambda: Transform.set_headers([("x-a", "b")]), "headers"),  # type: ignore[arg-type]
         (lambda: NetworkPolicy.custom(["a..b"]), 'domains["a..b"]'),
         (lambda: NetworkPolicy.custom(["1.2.3.4"]), 'domains["1.2.3.4"]'),
         (lambda: NetworkPolicy.custom(["bücher.de"]), 'domains["bücher.de"]'),

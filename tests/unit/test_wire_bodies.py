@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from datetime import timedelta
 from typing import Any
@@ -13,23 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from sandkeep import policy_json
 from sandkeep.errors import InvalidRequest
-from sandkeep.types import (
+from sandkeep.policy import NetworkPolicy
+from sandkeep.spec import (
     GitSource,
     Mount,
-    MountMode,
-    NetworkPolicy,
     Resources,
-    SandboxSort,
     SandboxSpec,
     SnapshotRetention,
     SnapshotSource,
-    SortOrder,
     TarballSource,
 )
+from sandkeep.states import MountMode, SandboxSort, SortOrder
 from sandkeep.wire import bodies, policies, queries, terminal
 from sandkeep.wire.base import convert, decode
 from sandkeep.wire.errors import spelled
+from sandkeep.wire.paths import ReadBody
 
 
 def create(**body: Any) -> SandboxSpec:
@@ -132,7 +133,7 @@ def test_unknown_keys_are_ignored_private_ones_too() -> None:
         ({"mounts": {"a": {"drive": "d"}}}, 'mounts["a"]'),
         ({"keepLastSnapshots": {"count": 0}}, "keepLastSnapshots.count"),
         ({"keepLastSnapshots": None}, "keepLastSnapshots"),
-        ({"failoverRegions": ["iad1"]}, "failoverRegions[0]"),
+        ({"region": "iad1", "failoverRegions": ["iad1"]}, "failoverRegions[0]"),
         ({"networkPolicy": {"mode": "some"}}, "networkPolicy.mode"),
         ({"networkPolicy": {"allow": ["a..b"]}}, 'networkPolicy.allow["a..b"]'),
         ({"networkPolicy": {"subnets": {"deny": ["x"]}}}, "networkPolicy.subnets.deny[0]"),
@@ -214,7 +215,7 @@ def test_a_run_in_the_spelling_of_each_client() -> None:
         ({"command": "a\0"}, "command"),
         ({"command": "a", "args": ["", "\0"]}, "args[1]"),
         ({"command": "a", "args": ["x" * 131_072]}, "args[0]"),
-        ({"command": "a", "args": ["x" * 131_071] * 9}, "args"),
+        ({"command": "a", "args": ["x" * 131_071] * 48}, "args"),
         ({"command": "a", "cwd": ""}, "cwd"),
         ({"command": "a", "timeout": 0}, "timeout"),
         ({"command": "a", "env": {"": "x"}}, 'env[""]'),
@@ -224,6 +225,15 @@ def test_a_run_the_kernel_would_refuse_is_refused_first(body: dict[str, Any], fi
     with pytest.raises(InvalidRequest) as caught:
         decode(bodies.RunBody, json.dumps(body).encode())
     assert caught.value.field == field
+
+
+def test_arguments_up_to_the_kernels_limits_are_accepted_and_longer_ones_have_its_error_number() -> None:
+    body = {"command": "a", "args": ["x" * 131_071] * 16}
+    assert len(decode(bodies.RunBody, json.dumps(body).encode()).args) == 16, "2 MiB"
+    for args, field in ((["x" * 131_072], "args[0]"), ([""] * 700_000, "args")):
+        with pytest.raises(InvalidRequest) as caught:
+            decode(bodies.RunBody, json.dumps({"command": "a", "args": args}).encode())
+        assert (caught.value.field, caught.value.errno) == (field, errno.E2BIG)
 
 
 def test_stdin_is_base64_with_an_offset() -> None:
@@ -241,8 +251,8 @@ def test_stdin_is_base64_with_an_offset() -> None:
         (bodies.KillBody, '{"signal":0}', "signal"),
         (bodies.KillBody, '{"signal":65}', "signal"),
         (bodies.KillBody, '{"signal":"SIGTERM"}', "signal"),
-        (bodies.ReadBody, '{"path":""}', "path"),
-        (bodies.ReadBody, '{"path":"a\\u0000"}', "path"),
+        (ReadBody, '{"path":""}', "path"),
+        (ReadBody, '{"path":"a\\u0000"}', "path"),
         (bodies.MkdirBody, '{"path":"' + "x" * 4096 + '"}', "path"),
         (bodies.ExtendBody, '{"duration":999}', "duration"),
         (bodies.SnapshotBody, '{"expiration":-1}', "expiration"),
@@ -296,7 +306,11 @@ def test_a_bad_query_names_its_parameter(kind: type[Any], parameters: dict[str, 
 
 KEYS = sorted(
     {name for kind in vars(bodies).values() for name in getattr(kind, "__struct_encode_fields__", ())}
-    | {name for kind in vars(policies).values() for name in getattr(kind, "__struct_encode_fields__", ())}
+    | {
+        name
+        for kind in (*vars(policies).values(), *vars(policy_json).values())
+        for name in getattr(kind, "__struct_encode_fields__", ())
+    }
     | {"type", "a.com", "/data", "A"}
 )
 WORDS = [
@@ -337,7 +351,7 @@ def meant(kind: type[Any], data: bytes) -> None:
     elif isinstance(body, bodies.ForkBody | bodies.UpdateBody):
         dataclasses.replace(SandboxSpec(), **body.changes())
     elif isinstance(body, policies.PolicyBody):
-        policies.shown(body.policy())
+        policy_json.shown(body.policy())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandkeep.errors import InvalidRequest
-from sandkeep.types import (
+from sandkeep.policy import (
     Forward,
     Matcher,
     NetworkPolicy,
@@ -18,9 +18,10 @@ from sandkeep.types import (
     Rule,
     Transform,
 )
+from sandkeep.policy_json import authored, shown
 from sandkeep.wire.base import decode, encode
 from sandkeep.wire.errors import spelled
-from sandkeep.wire.policies import PolicyBody, authored, shown
+from sandkeep.wire.policies import PolicyBody
 
 RULES = NetworkPolicy.custom(
     {
@@ -233,3 +234,14 @@ def test_the_simple_modes_are_shown_without_anything_else() -> None:
 )
 def test_the_complete_form_reads_back_as_the_same_policy(policy: NetworkPolicy) -> None:
     assert decode(PolicyBody, encode(authored(policy))).policy() == policy
+
+
+def test_secrets_over_http_are_asked_for_by_name_and_shown() -> None:
+    entry = {"headers": {"x-key": "${secret:key}"}, "secretsOverHTTP": True}
+    policy = parse({"allow": {"a.com": [{"transform": [entry]}]}})
+    assert policy.domains[0].rules[0].action == Transform((("x-key", "${secret:key}"),), True)
+    assert authored(policy).policy() == policy
+    rules = json.loads(encode(shown(policy)))["injectionRules"]
+    assert rules[0]["secretsOverHTTP"] is True and "secret:" not in str(rules)
+    with pytest.raises(InvalidRequest, match=r"transform\.secretsOverHTTP: must be the same"):
+        parse({"allow": {"a.com": [{"transform": [entry, {"headers": {"x-other": "1"}}]}]}})

@@ -12,19 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandkeep import errors
-from sandkeep.types import (
-    Mount,
-    NetworkPolicy,
-    OutputStream,
-    Resources,
-    SandboxSpec,
-    SessionStatus,
-    SnapshotRetention,
-    SnapshotStatus,
-)
+from sandkeep.policy import NetworkPolicy
+from sandkeep.spec import Mount, Resources, SandboxSpec, SnapshotRetention
+from sandkeep.states import OutputStream, SessionStatus, SnapshotStatus
 from sandkeep.wire import bodies, objects, openapi, queries, responses, streams
 from sandkeep.wire.base import encode, known
-from sandkeep.wire.errors import _CODES, STATUS, answer, classify, exception, plain
+from sandkeep.wire.errors import _CODES, STATUS, classify, error_response, exception, plain
 from sandkeep.wire.objects import CommandObject, SandboxObject, SessionObject, SnapshotObject, spec_fields
 
 SANDBOX: dict[str, Any] = {"name": "a", "current_session_id": "sbx_1", "created_at": 1, "updated_at": 2}
@@ -77,6 +70,7 @@ def test_a_sandbox_shows_its_configuration_but_not_its_environment() -> None:
         "region": "iad1",
         "vcpus": 4,
         "memory": 8192,
+        "exactResources": True,
         "timeout": 60000,
         "networkPolicy": {"mode": "deny-all"},
         "snapshotExpiration": 0,
@@ -187,7 +181,7 @@ def test_every_family_of_errors_has_a_code_and_every_code_a_status() -> None:
 )
 def test_errors_have_the_status_and_code_clients_act_on(error: Exception, status: int, code: str) -> None:
     assert classify(error) == (status, code)
-    found = answer(error)
+    found = error_response(error)
     body = json.loads(found.body)
     assert (found.status, body["error"]["code"]) == (status, code)
     assert set(body) == {"error"}
@@ -195,7 +189,7 @@ def test_errors_have_the_status_and_code_clients_act_on(error: Exception, status
 
 
 def test_a_missing_parent_is_told_in_the_kernels_words() -> None:
-    body = json.loads(answer(errors.path_error(OSError(2, ""), "mkdir", "/a/b")).body)
+    body = json.loads(error_response(errors.path_error(OSError(2, ""), "mkdir", "/a/b")).body)
     assert "No such file or directory" in body["error"]["message"]
 
 
@@ -209,23 +203,26 @@ def test_a_subclass_made_elsewhere_is_its_parent_on_the_wire() -> None:
 
 
 def test_extra_facts_of_errors() -> None:
-    assert answer(errors.RateLimited("x", retry_after=3)).headers == {"retry-after": "3"}
-    assert json.loads(answer(errors.StdinStalled("x", bytes_written=7)).body)["error"]["bytesWritten"] == 7
+    assert error_response(errors.RateLimited("x", retry_after=3)).headers == {"retry-after": "3"}
+    assert (
+        json.loads(error_response(errors.StdinStalled("x", bytes_written=7)).body)["error"]["bytesWritten"]
+        == 7
+    )
 
 
 def test_an_unexpected_error_shows_nothing_of_itself() -> None:
-    assert b"hunter2" not in answer(RuntimeError("hunter2")).body
+    assert b"hunter2" not in error_response(RuntimeError("hunter2")).body
 
 
 def test_a_validation_message_starts_with_the_field_in_the_clients_spelling() -> None:
     error = errors.InvalidRequest("x", field='network_policy.domains["a_b.c"][0].match', problem="is odd")
-    body = json.loads(answer(error).body)["error"]
+    body = json.loads(error_response(error).body)["error"]
     assert body["message"] == 'networkPolicy.allow["a_b.c"][0].match: is odd'
 
 
 @pytest.mark.parametrize("kind", [kind for kind in every_error() if kind is not errors.SandkeepError])
 def test_an_error_comes_out_on_the_other_side_as_it_went_in(kind: type[errors.SandkeepError]) -> None:
-    sent = answer(kind("what", hint="do this", name="n"))
+    sent = error_response(kind("what", hint="do this", name="n"))
     back = exception(sent.status, sent.body)
     assert (type(back), back.message, back.hint, back.name) == (kind, "what", "do this", "n")
 
@@ -285,7 +282,7 @@ def test_the_two_streams_do_not_mix() -> None:
 def test_the_openapi_document_describes_bodies_answers_and_errors() -> None:
     document = openapi.document(
         [
-            openapi.Route(
+            openapi.DocumentedRoute(
                 method="POST",
                 path="/v3/sandboxes",
                 summary="Create a sandbox",
@@ -295,7 +292,7 @@ def test_the_openapi_document_describes_bodies_answers_and_errors() -> None:
                 response=responses.SandboxStarted,
                 errors=["bad_request", "forbidden", "snapshot_not_found"],
             ),
-            openapi.Route(
+            openapi.DocumentedRoute(
                 method="GET",
                 path="/v2/sandboxes/sessions/{sid}/cmd/{cid}/logs",
                 summary="Follow the output",
@@ -304,7 +301,7 @@ def test_the_openapi_document_describes_bodies_answers_and_errors() -> None:
                 response_types=[openapi.NDJSON],
                 query=queries.GetCommandQuery,
             ),
-            openapi.Route(
+            openapi.DocumentedRoute(
                 method="GET", path="/health", summary="Alive", operation="health", tag="server", public=True
             ),
         ],

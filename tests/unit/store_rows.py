@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,13 @@ from sandkeep.store.rows import (
     Snapshot,
     SnapshotMethod,
 )
+
+
+def drop_columns_since_sealed_policies(run: Callable[[str], object]) -> None:
+    """Take back what the steps after ``sealed_policies`` add, so that they can be applied again."""
+    run("DROP INDEX sandboxes_by_lifetime")
+    for column in ("exact_resources", "destroy_on_stop", "delete_after_ms", "delete_at_ms"):
+        run(f"ALTER TABLE sandboxes DROP COLUMN {column}")
 
 
 def sandbox(project: str, name: str, **facts: Any) -> Sandbox:
