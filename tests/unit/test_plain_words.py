@@ -32,7 +32,6 @@ ALLOWED = {
     "docs": 11,
     "docs/design": 2,
     "engine": 6,
-    "host": 4,
     "server/routes": 1,
 }
 
