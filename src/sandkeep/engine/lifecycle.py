@@ -7,8 +7,8 @@ what happens to a session, `VERDICTS` what happens to a caller. Every status cha
 Every operation whose outcome depends on the state asks the gate, `require`, before it does anything:
 
 - Operations that change a session, or what the sandbox's next session starts from (extend, set policy,
-snapshot, stop, resume, destroy, fork, roll back, update), ask while they hold the sandbox's lock, through
-`Sessions.ask_locked`. Some ask before they take the lock too, so that a refusal need not wait for it.
+  snapshot, stop, resume, destroy, fork, roll back, update), ask while they hold the sandbox's lock, through
+  `Sessions.ask_locked`. Some ask before they take the lock too, so that a refusal need not wait for it.
 - Operations that run in a session (processes, files, the copy of a checkpoint) can last as long as the
   session, so they cannot hold the lock. They ask once when they begin, through `Sessions.require`. The
   supervisor is the second barrier: it refuses requests for any session and generation but its own, and all
@@ -201,7 +201,7 @@ def require(operation: Operation, state: State, *, session_id: str) -> Verdict:
     """Return ``PROCEED``, ``WAIT`` or ``DONE``.
 
     Raises:
-        WrongState: the operation is refused in this state; of the class that the caller is to see.
+        WrongState: the operation is refused in this state; the subclass tells the caller why.
     """
     verdict = VERDICTS[operation][state]
     refusal = _REFUSALS.get(verdict)

@@ -22,7 +22,7 @@ class Channel(asyncio.Protocol):
     """The client's side of a connection."""
 
     def __init__(self, lost: Callable[[], Exception]) -> None:
-        """``lost`` returns the error for pending requests when the connection is lost."""
+        """Create a client; ``lost`` returns the error for pending requests when the connection is lost."""
         self._lost = lost
         self._decoder = protocol.FrameDecoder()
         self._waiting: dict[int, ResponseFuture] = {}

@@ -16,7 +16,7 @@ It decides, in this order:
   these arguments as 32-bit integers.
 * the deny list: ``EPERM``.
 * with ``fake_ids``, calls that change owners or identities report success and do nothing. Meant for a user
-namespace with a single id, where they could only fail and package managers would abort.
+  namespace with a single id, where they could only fail and package managers would abort.
 * everything else is allowed.
 """
 

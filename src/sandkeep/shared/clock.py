@@ -2,10 +2,10 @@
 
 * `wall_ms` is the time of day: for people, for the API, for expiry at a date. It jumps when it is set.
 * `steady_ms` is for durations: deadlines, idle times, how long an operation took. It cannot be set, every
-process of a boot sees the same value, and it stops while the machine sleeps. So a session keeps its
-whole working time, and closing the lid of a laptop does not end it.
+  process of a boot sees the same value, and it stops while the machine sleeps. So a session keeps its
+  whole working time, and closing the lid of a laptop does not end it.
 * `elapsed_ms` continues while the machine sleeps. A difference between it and the wall clock means that
-the wall clock was set.
+  the wall clock was set.
 
 Callers use the module's names, so that a test can replace a clock for all of them.
 """

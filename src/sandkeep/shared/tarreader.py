@@ -6,7 +6,7 @@ they arrive. None of them holds more than one header and one chunk.
 
 The parser understands ustar, PAX and GNU headers. Names and attribute values are bytes. Anything wrong is
 an ``ArchiveError`` that names the entry. Where implementations of tar disagree, the parser decides as
-follows, and so for images, uploads and downloads alike:
+follows, the same for images, uploads and downloads:
 
 - **End marker**: one block of zeros ends the archive. Without one the archive is refused: it may be cut
   short.

@@ -29,8 +29,8 @@ What callers may rely on:
 * A call returns when its effect is committed (or part of the caller's `Store.transaction`), which survives
   ``kill -9``; `Store.sync` makes it survive loss of power.
 * Anything that belongs to a project takes the project first and sees no other project's rows. The
-exceptions show in their names: ``find`` by a session, snapshot or process id returns the row with its
-project, for the caller to compare; ``…_on_host`` and ``…_everywhere`` are for the server's own upkeep.
+  exceptions show in their names: ``find`` by a session, snapshot or process id returns the row with its
+  project, for the caller to compare; ``…_on_host`` and ``…_everywhere`` are for the server's own upkeep.
 * ``find`` returns ``None`` for a missing row, ``get`` raises `sandkeep.errors.NotFound`.
 
 Another database can be used by implementing `database.Database` and by running the same steps: statements use

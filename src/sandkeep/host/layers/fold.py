@@ -4,11 +4,11 @@ The inputs are not changed: directories are created anew, everything else is har
 of the kernel's name lookup, redirects included, applied to the merged directories only:
 
 * the topmost entry of a name wins; a directory merges with those below it down to the first
-non-directory, whiteout or opaque directory;
+  non-directory, whiteout or opaque directory;
 * a directory that was renamed continues under the name its redirect gives, relative to the same parent or
   absolute from the top of the next directory down;
 * a whiteout is kept only where it still hides an entry below: in a directory that merges with nothing it
-would be listed as a ghost. Entries below are looked up through a real overlay mount.
+  would be listed as a ghost. Entries below are looked up through a real overlay mount.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class LayerStore:
     """The layer store of one data directory (see above). New layers get ``flavour``."""
 
     def __init__(self, data_dir: str, *, flavour: Flavour, way: Way | None = None) -> None:
-        """``way`` is how overlays are mounted, by default the newest that works."""
+        """Open the store. ``way`` is how overlays are mounted, by default the newest that works."""
         self.flavour: Flavour = flavour
         self._root = os.path.join(os.path.abspath(data_dir), "layers")
         self._sessions = os.path.join(os.path.abspath(data_dir), "sessions")

@@ -53,7 +53,7 @@ _SOCKET_MEMORY: Final = (
 """Least, usual and most bytes that one connection has buffered in each direction. All connections end on
 this machine, so a mebibyte is plenty; with the kernel's defaults some hundred of them hold gigabytes."""
 MOST_OPEN_FILES: Final = 8192
-"""Open files of one process. A queue that the kernel charges to no control group needs a descriptor."""
+"""Open files of one process: this bounds the queues, one per descriptor, that no control group counts."""
 
 
 class BarrierError(Exception):
@@ -90,8 +90,7 @@ def prepare(request: dict[str, Any]) -> tuple[dict[str, str], list[int]]:
     """
     steps = SetupSteps(frozenset(request["accept"]))
     steps.run("id-range", _become_root, request["switch_ids"])
-    # Not private: a prepared session may wait for long, and a private copy would keep the host's unmounts
-    # busy.
+    # Not private: a prepared session may wait for long, and would keep mounts that the host unmounts alive.
     steps.run("mount-namespace", syscalls.mount, None, "/", None, MS_REC | syscalls.MS_SLAVE)
     steps.run("cgroup-namespace", syscalls.unshare, syscalls.CLONE_NEWCGROUP)
     steps.run("network-namespace", netlink.loopback_up)
@@ -184,8 +183,7 @@ def _bind_devices() -> None:
     for name, _, _ in DEVICES:
         os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_CLOEXEC, 0o666))
         syscalls.mount(f"/dev/{name}", f"dev/{name}", None, MS_BIND)
-        # Devices stay writable nevertheless; the read-only mount protects their times and modes, which are
-        # the host's.
+        # Devices stay writable; the read-only mount protects the host's times and modes.
         syscalls.mount_setattr(syscalls.AT_FDCWD, f"dev/{name}", 0, attr_set=syscalls.MOUNT_ATTR_RDONLY)
     for name in DEVICE_DIRECTORIES:
         os.mkdir(f"dev/{name}")

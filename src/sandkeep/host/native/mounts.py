@@ -33,7 +33,7 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class SlotPlan(NamedTuple):
-    """One overlay of a session. Lowers are topmost first, each with whether it is in the data directory."""
+    """One overlay of a session. Each lower comes with whether it is in the data directory; topmost first."""
 
     lowers: list[tuple[str, bool]]
     upper: str

@@ -1,4 +1,4 @@
-"""Find which way of mounting works on this machine: tried once, when the zygote starts, as sessions mount.
+"""Find the way of mounting overlays that works here; the zygote tries the calls of sessions when it starts.
 
 If none works no session can be made, and the error says what the kernel lacks and what helps.
 """

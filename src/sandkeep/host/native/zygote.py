@@ -91,7 +91,7 @@ def _enter_namespaces(control: socket.socket, mode: str) -> None:
         # then only each session's own limit applies.
         with suppress(OSError):
             inotify.bound(inotify.half(allowed))
-    # Not private: private mounts would keep the host's unmounts busy for as long as a session lives.
+    # Not private: mounts that the host unmounts would stay in use for as long as a session lives.
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
 
 

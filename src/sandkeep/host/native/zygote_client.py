@@ -86,7 +86,7 @@ class ZygoteClient:
         sockets.send(self._socket, json.dumps({"spawn": argv, "env": environment}).encode(), [fd])
 
     def _listens(self) -> bool:
-        # The socket tells this sooner: a killed process can take a moment before it has an exit status.
+        # Check the socket, not the exit status: a killed process can take a moment until it has one.
         try:
             return self._socket is not None and bool(
                 self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -114,7 +114,7 @@ class ZygoteClient:
         openfiles.as_given(self._process.pid)
         ours.settimeout(_START_SECONDS)
         try:
-            # The zygote waits for this: its control group decides what it finds out about limits.
+            # The zygote waits for this: which limits it can use depends on its control group.
             self.scope = scope.enter(self._process.pid, cgroup.group_name(self._data_dir))
             with suppress(OSError):  # it has ended, which is noticed below
                 ours.send(json.dumps({"scope": self.scope.unit}).encode())

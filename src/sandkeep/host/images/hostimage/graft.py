@@ -5,8 +5,8 @@ skeleton directory ``usr/bin`` with ``redirect=/bin`` puts it in its place, and 
 hidden at the top by links and whiteouts. (``redirect=/`` is not valid, hence one redirect per directory.)
 
 Rootless: redirects are not available and the host's directories belong to an unmapped id, so nothing could be
-created in them. ``/usr`` is an overlay of its own whose upper lower mirrors every directory, owned by the
-sandbox's root.
+created in them. ``/usr`` is an overlay of its own; of its two lower directories the upper one mirrors every
+directory, owned by the sandbox's root.
 """
 
 from __future__ import annotations

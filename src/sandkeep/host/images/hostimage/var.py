@@ -1,7 +1,7 @@
 """``/var`` and the other top-level directories of the host image.
 
 The package database is a copy of the host's, because ``/usr`` is the host's: with an empty one every
-dependency would look missing. Directories that packages own under ``/var`` exist, empty.
+dependency would look missing. Directories that packages own under ``/var`` are created, but empty.
 """
 
 from __future__ import annotations
