@@ -101,7 +101,7 @@ class Context:
         """Number of running methods that end or delete something: they may need the reserve."""
         self.collecting = asyncio.Lock()
         self.collect_asked = False
-        """For `garbage.collect_soon`: at most one collection runs, and one more is due."""
+        """For `garbage.collect_soon`: whether a collection is scheduled that has not begun."""
         self.remove_soon: Callable[[Sandbox], None] = lambda _: None
         """Removes a condemned sandbox as soon as its lock is free; `Sandboxes` sets it."""
         self._cautious = clock.CautiousClock()

@@ -108,7 +108,7 @@ class Control:
     # --- the supervisor's version ------------------------------------------------------------------------
 
     async def check(self) -> int:
-        """Return the supervisor's protocol; called before every request, so that versions always match.
+        """Return the supervisor's protocol; called before every request, so that none is sent in another.
 
         Raises:
             HostCannot: this version does not speak the supervisor's protocol.

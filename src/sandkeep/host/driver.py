@@ -358,7 +358,7 @@ class Driver(Protocol):
     async def write_stdin(
         self, ref: SessionRef, process_id: str, data: bytes, *, offset: int | None = None, close: bool = False
     ) -> int:
-        """Write to a process's input; return the total it has accepted, once it has read this chunk."""
+        """Write to a process's input; return the total accepted, once its pipe has taken this chunk."""
 
     async def resize(self, ref: SessionRef, process_id: str, *, rows: int, columns: int) -> None: ...
 

@@ -36,7 +36,7 @@ class Groups:
 
 
 def look(data_dir: str) -> Groups:
-    """Have a child moved as the zygote is, and probe from there."""
+    """Fork a child, move it into a scope as the zygote is moved, and probe from there."""
     name = cgroup.group_name(data_dir)
     go, start = os.pipe()
     answer, reply = os.pipe()

@@ -93,11 +93,11 @@ class Marks:
         return since is not None and now_ms - since >= keep_ms
 
     def set_aside(self) -> bool:
-        """Start the time for which the layer is kept; return whether it had not been started."""
+        """Set the layer aside, from now on; return ``False`` if it was set aside before."""
         return self._begin(_SET_ASIDE)
 
     def set_aside_since_ms(self) -> int | None:
-        """Return when the time started for which the layer is kept; ``None`` if it has not."""
+        """Return since when the layer is set aside; ``None`` if it is not."""
         return _since(self._path(_SET_ASIDE))
 
     def doubt(self, holder: str, *, keep_ms: int, now_ms: int) -> tuple[bool, bool]:
