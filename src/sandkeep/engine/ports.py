@@ -26,7 +26,7 @@ class PortRoute(NamedTuple):
     token: str | None
     """Clients send it as ``x-sandkeep-token``, or once as the parameter ``sandkeep_token``."""
     address: str | None = None
-    """A loopback address of this route only; ``None`` if the ingress has a single address."""
+    """A loopback address of this route only, if the ingress accepts requests at such addresses."""
 
 
 class Ports:
