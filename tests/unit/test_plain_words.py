@@ -31,8 +31,7 @@ ALLOWED = {
     "*.md": 4,
     "docs": 11,
     "docs/design": 2,
-    "engine": 6,
-    "host": 4,
+    "engine": 1,
     "server/routes": 1,
 }
 

@@ -1,11 +1,11 @@
-"""What sandboxes do, above the hosts that run them and the store that remembers them.
+"""The engine decides what happens to sandboxes, above the hosts that run them and the store of their rows.
 
-``engine``      `Engine`: every noun over one store and one host; what the server holds
+``engine``      `Engine`: every noun over one store and one host; the server holds it
 ``context``     what the parts share: store, host, settings, clock, locks
-``settings``    what an operator decides about an installation
-``checks``      whether the values of settings can work
+``settings``    what an operator configures for an installation
+``checks``      whether the values of settings are usable
 ``sandboxes``   create, get, resume, fork, change, destroy
-``sessions``    what callers do with sessions, the gate, the watch, restarts of the server
+``sessions``    operations of callers on sessions, the gate, the watch, restarts of the server
 ``starting``    starts a session: row, host, network, content
 ``endings``     ends a session; can be repeated after a crash at any step
 ``keeping``     makes snapshots of what sessions wrote
@@ -19,7 +19,7 @@
 ``snapshots``   get, delete, the tree, retention
 ``retention``   which snapshots to keep; pure functions
 ``drives``      named filesystems, mounted into sandboxes
-``images``      whose images are, and what each caller may have the server fetch
+``images``      which project owns each image, and what each caller may have the server fetch
 ``sources``     fills a new sandbox from a git repository or a tar archive
 ``fetching``    fetches a git repository with a confined git
 ``network``     registers sessions with netd: their listeners, policies and secrets
@@ -27,7 +27,7 @@
 ``ports``       URLs and tokens of sandboxes' ports
 ``network_events``  writes netd's reports to the store
 ``services``    what the parts that `Context` constructs may use of it
-``policies``    network policies at rest, with every header value sealed
+``policies``    network policies as stored, with every header value sealed
 ``secrets``     secrets by logical name: sealed in the store, opened for netd only
 ``sealing``     AES-GCM under a key of the installation
 ``keys``        the installation's own secret, and keys derived from it
@@ -35,10 +35,10 @@
 ``names``       readable names, sortable ids, and what a name may be
 ``matching``    whether an existing sandbox is configured as a caller asks; no I/O
 ``upkeep``      chores: missed deadlines, idle sessions, expiry, durability, garbage
-``garbage``     deletes what no row needs; sets aside what no row knows
-``reserve``     room kept in the data directory for a full disk
-``damage``      which sandboxes stand on layers that cannot be used
-``repairs``     puts back what can be put back
-``inspection``  looks through a data directory for damage, and changes nothing
+``garbage``     deletes what no row needs; sets aside what the store does not know
+``reserve``     disk space in the data directory, kept for a full disk
+``damage``      which sandboxes need layers that cannot be used
+``repairs``     restores what can be restored
+``inspection``  checks a data directory for damage, and changes nothing
 ``adoption``    takes a data directory as it is: unknown files become sandboxes again
 """

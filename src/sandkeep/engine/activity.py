@@ -1,4 +1,4 @@
-"""How long sessions have been unused: what an idle timeout is measured by.
+"""How long sessions have been unused, which an idle timeout is measured by.
 
 A session is in use
 
@@ -7,9 +7,9 @@ A session is in use
 * while a terminal is attached, or a request through one of its ports is open, WebSockets included;
 * when a process in it prints something.
 
-A process that is silent does not count by itself, nor do requests that only look at the session's record or
-usage. Idle times are measured on the steady clock. They stand still while no server runs: they are kept in a
-file of the data directory, from which the next server goes on.
+A silent process does not count, nor do requests that only read the session's record or usage. Idle times are
+measured on the steady clock. They do not grow while no server runs: they are saved in a file of the data
+directory, and the next server continues from it.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from sandkeep.shared import clock
 
 FILE: Final = "activity.json"
 _COARSE_MS: Final = 30_000
-"""An idle time that has only grown is written again when it has grown by this much."""
+"""An idle time that has only grown is saved again when it has grown by this much."""
 
 
 class Activity:
     def __init__(self, data_dir: str) -> None:
         self._path = f"{data_dir}/{FILE}"
         self._attached: dict[str, int] = {}
-        """How many requests and terminals each session has now."""
+        """Number of open requests and terminals of each session."""
         self._last: dict[str, int] = {}
-        """When each session was last used."""
+        """Time of each session's last use."""
         self._printed: dict[str, dict[str, int]] = {}
-        """By session and running process, how many bytes it had printed when that was last looked at."""
+        """By session and running process, the bytes it had printed at the last check."""
         self._saved: dict[str, int] = {}
-        """The idle times in the file."""
+        """The idle times that the file contains."""
         self._load()
 
     def touch(self, session_id: str) -> None:
-        """Note that a session is used now."""
+        """Record that a session is used now."""
         self._last[session_id] = clock.steady_ms()
 
     @contextmanager
     def attached(self, session_id: str) -> Iterator[None]:
-        """Keep a session in use. A request that is refused has not used it."""
+        """Keep a session in use during the block. A request that is refused does not count as use."""
         self._attached[session_id] = self._attached.get(session_id, 0) + 1
         refused = False
         try:
@@ -63,21 +63,21 @@ class Activity:
                 del self._attached[session_id]
 
     def printed(self, session_id: str, output_bytes: Mapping[str, int]) -> None:
-        """Note how much each running process of a session has printed; more than before is a use of it."""
+        """Record how much each running process of a session has printed; an increase counts as use."""
         before = self._printed.get(session_id, {})
         if any(count > before.get(process_id, 0) for process_id, count in output_bytes.items()):
             self.touch(session_id)
         self._printed[session_id] = dict(output_bytes)
 
     def idle_ms(self, session_id: str) -> int:
-        """Return for how long a session has been unused."""
+        """Return how long a session has been unused."""
         now = clock.steady_ms()
         if session_id in self._attached:
             self._last[session_id] = now
         return now - self._last.setdefault(session_id, now)
 
     def keep_only(self, session_ids: Iterable[str]) -> None:
-        """Forget every session but these."""
+        """Drop the records of every session but these."""
         kept = frozenset(session_ids)
         self._last = {name: last for name, last in self._last.items() if name in kept}
         self._printed = {name: found for name, found in self._printed.items() if name in kept}
@@ -85,10 +85,10 @@ class Activity:
     # --- across restarts ---------------------------------------------------------------------------------
 
     def save(self, session_ids: Iterable[str], *, exactly: bool = False) -> None:
-        """Write the idle times of these sessions down, where the file would be too far off without it.
+        """Save the idle times of these sessions, if the file differs too much from them.
 
-        A crash can make an idle time longer for it, by half a minute, and never shorter by more than the
-        time between two calls.
+        After a crash an idle time may be too long, by half a minute, and too short by at most the time
+        between two calls.
         """
         now = {name: self.idle_ms(name) for name in session_ids}
         near = all(0 <= idle - self._saved.get(name, -_COARSE_MS) < _COARSE_MS for name, idle in now.items())
@@ -113,7 +113,7 @@ class Activity:
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            # Cut off by a crash of the machine, which has ended the sessions in it.
+            # Truncated by a crash of the machine, which has ended the sessions in it.
             self._last.clear()
             self._printed.clear()
         self._saved = dict.fromkeys(self._last, 0)

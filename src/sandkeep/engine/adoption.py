@@ -1,11 +1,11 @@
-"""Taking a data directory as it is: what its store does not know becomes sandboxes again.
+"""Adopt a data directory as it is: files that its store does not know become sandboxes again.
 
-Layers say what they stand on, and sessions what they were started with. Neither says what its sandbox was
-called, whose it was, or what it might reach. So each becomes a sandbox ``recovered-…`` in the project of
-those who come without a token, and has no network until a caller gives it one:
+A layer records its parent, and a session what it was started with. Neither records the name or project of its
+sandbox, or its network policy. So each becomes a sandbox ``recovered-…`` in the project of callers without a
+token, and has no network until a caller gives it one:
 
-* a layer that no other stands on, as the sandbox's current snapshot;
-* a session that has not come to its end: one that runs is watched again, the files of another are kept;
+* a layer without a child, as the sandbox's current snapshot;
+* a session that has not ended: a running one is watched again, the files of any other are kept;
 * the newest layer of a drive, as a drive.
 
 Everything else is left where it is.
@@ -34,14 +34,14 @@ _DRIVE = "drive@"
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Something that was found and has a name again."""
+    """A layer or session that has a name again."""
 
     kind: str
     """``snapshot``, ``session`` or ``drive``."""
     name: str
-    """Of the sandbox or drive it is now."""
+    """Name of the sandbox or drive it is now."""
     found: str
-    """Id of the layer or session it was."""
+    """Id of the layer or session."""
 
 
 class Adoption:
@@ -73,7 +73,8 @@ class Adoption:
     def _is_known(self, layer: str) -> bool:
         if self._store.snapshots.of_layer_everywhere(layer) or layer in self._store.layers_in_use():
             return True
-        # One of a session that is on record and has not ended there is kept when that is brought to its end.
+        # A layer of a session that is on record and not ended is kept when that session is brought to its
+        # end.
         session = self._store.sessions.find(f"sbx_{layer[4:]}")
         return session is not None and session.status not in _ENDED
 
@@ -111,11 +112,11 @@ class Adoption:
             try:
                 found = await self._context.storage.get_image(image)
             except SandkeepError:
-                pass  # its sandbox will not start, and will say why
+                pass  # its sandbox will not start, and the error will say why
             else:
                 if found.defaults.own_cwd:
                     return found.defaults.cwd
-        # Nothing else tells which clients' paths it had. Every image has the vendor's.
+        # Nothing else shows which kind of client made it. Every image has the vendor's directories.
         written = await self._context.storage.has_directory(layer.id, WORK)
         return WORK if written else VENDOR_WORK
 
@@ -129,7 +130,7 @@ class Adoption:
         )
         original = f"sbx_{layer.id[4:]}"
         if self._store.sessions.find(original) is None:
-            session = replace(session, id=original)  # its output may still be there
+            session = replace(session, id=original)  # its output may still exist
         snapshot = Snapshot(
             id=f"snap_{layer.id[4:]}",
             project=self._project,
@@ -197,7 +198,7 @@ class Adoption:
         self._adopted.append(Adopted("session", sandbox.name, ref.session))
 
     def _mounts(self, session_id: str, drives: Sequence[DriveOrigin]) -> dict[str, StoredMount]:
-        """Return the mounts of a session, by path; make the drives that it writes to drives again."""
+        """Return the mounts of a session, by path; recreate the drives that it writes to."""
         mounts = {}
         for drive in drives:
             if drive.read_only:
@@ -213,7 +214,7 @@ _ENDED = (SessionStatus.STOPPED, SessionStatus.FAILED, SessionStatus.ABORTED)
 
 
 def _name(found: str) -> str:
-    """After the id, of which the first characters are a time and the last ones random."""
+    """Return a name from the id, whose first characters are a time and last ones random."""
     return f"recovered-{found.partition('_')[2] or found}"
 
 

@@ -1,9 +1,9 @@
 """The installation's certificate authority and token key, and how sessions come to trust the authority.
 
-Both keys are made once and kept below the data directory for the owner's eyes. A session trusts the authority
-from the moment its policy has rules: the certificate is added to its system store, where most programs look,
-and named in the variables others look at. It stays in the session's files, snapshots included; it is worth
-something only to this installation.
+Both keys are created once and kept below the data directory, readable by its owner only. A session trusts the
+authority as soon as its policy has rules: the certificate is added to its system store, which most programs
+use, and named in the variables that others use. It stays in the session's files, snapshots included; only
+this installation can use it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BUNDLE_VARIABLES: Final = (
 
 
 def available() -> bool:
-    """Whether this server has what it takes to apply rules."""
+    """Return whether this server can apply rules."""
     return find_spec("cryptography") is not None and find_spec("h2") is not None
 
 
@@ -67,7 +67,7 @@ class Authority:
     # --- inside a session --------------------------------------------------------------------------------
 
     async def install(self, driver: Driver, ref: SessionRef) -> None:
-        """Have a session's system store trust the authority. Done already is fine."""
+        """Make a session's system store trust the authority; safe to repeat."""
         bundles = 0
         complete = True
         content: bytes | None
@@ -75,10 +75,10 @@ class Authority:
             try:
                 content = await _read(driver, ref, path)
             except PathError:
-                continue  # not there: another system's place for it
+                continue  # missing: the path of another system
             bundles += 1
             if content is None:
-                continue  # the session's own doing; it has to trust us by other means
+                continue  # the session changed it; it must trust the authority by other means
             if self.certificate not in content:
                 complete = False
                 content = content.rstrip(b"\n") + b"\n" + self.certificate
@@ -91,12 +91,12 @@ class Authority:
             content = tls.system_bundle().encode() + self.certificate
             await _write(driver, ref, _BUNDLES[0], content)
         await _write(driver, ref, _CERTIFICATE, self.certificate)
-        # OpenSSL looks certificates up by this name where it has no bundle.
+        # OpenSSL looks up certificates by this name where it has no bundle.
         await _write(driver, ref, f"/etc/ssl/certs/{_subject_hash()}.0", self.certificate)
         await _write(driver, ref, _TRUST_STORE, await self._java_store())
 
     async def _java_store(self) -> bytes:
-        """A trust store for Java: the machine's authorities, not what a session's files claim, and ours."""
+        """Return a trust store for Java: the machine's authorities, not a session's own, and this one."""
         if self._java is None:
             from sandkeep.net import tls
 
@@ -105,7 +105,7 @@ class Authority:
         return self._java
 
     def environment(self) -> dict[str, str]:
-        """Variables for programs that bring their own list of authorities."""
+        """Return variables for programs that have their own list of authorities."""
         java = (
             f"-Djavax.net.ssl.trustStore={_TRUST_STORE} -Djavax.net.ssl.trustStoreType=PKCS12"
             f" -Djavax.net.ssl.trustStorePassword={_TRUST_STORE_PASSWORD}"
@@ -124,7 +124,7 @@ def _kept(path: str, make: Callable[[], bytes]) -> bytes:
 
 
 def _subject_hash() -> str:
-    """OpenSSL's hash of the authority's name: its canonical form is lower case, without outer sequence."""
+    """Return OpenSSL's hash of the authority's name, in canonical form: lower case, no outer sequence."""
     value = _COMMON_NAME.lower().encode()
     attribute = b"\x06\x03\x55\x04\x03" + b"\x0c" + bytes([len(value)]) + value
     sequence = b"\x30" + bytes([len(attribute)]) + attribute
@@ -144,7 +144,7 @@ def _java_trust_store(bundle: bytes) -> bytes:
             try:
                 certificates.append(x509.load_pem_x509_certificate(mark + pem))
             except (ValueError, Warning):
-                continue  # an old authority that breaks today's rules
+                continue  # an old authority that violates today's rules
     entries = [pkcs12.PKCS12Certificate(one, f"{i}".encode()) for i, one in enumerate(certificates)]
     return pkcs12.serialize_java_truststore(entries, BestAvailableEncryption(_TRUST_STORE_PASSWORD.encode()))
 

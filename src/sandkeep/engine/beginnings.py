@@ -65,9 +65,9 @@ def spec_of(context: Context, sandbox: Sandbox, session: Session, rootfs: Rootfs
 
 
 def _vendor_paths(rootfs: Rootfs) -> tuple[str | None, dict[str, str]]:
-    """The default user's home and ``PATH`` in a sandbox of the vendor's clients.
+    """Return the default user's home and ``PATH`` in a sandbox of the vendor's clients.
 
-    The home is the vendor's where it would be sandkeep's own; that of an image's own user stays.
+    The home is the vendor's where it would be sandkeep's own; the home of an image's own user is kept.
     """
     given = rootfs.defaults.env
     names = str(given.get("PATH", "")).split(":")

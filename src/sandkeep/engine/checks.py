@@ -1,8 +1,8 @@
-"""Whether the values of settings can work, looked at when a server starts.
+"""Check the values of settings when a server starts.
 
-A server that starts with a value that cannot work is ready for nothing, and reports to callers mistakes that
-are not theirs. So each value is looked at here, and the error names the setting. What depends on more than
-the value, such as whether an image is there, is for ``/health`` to say.
+A server that starts with an unusable value cannot serve anything, and reports errors to callers who did not
+cause them. So each value is checked here, and the error names the setting. Conditions beyond the value, such
+as whether an image exists, are reported by ``/health``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _HOSTNAME: Final = re.compile(r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_
 _PORTS: Final = 65_535
 
 Check = Callable[[Any], str | None]
-"""What is wrong with a value, if something is."""
+"""Returns what is wrong with a value; ``None`` if nothing is."""
 
 
 def problems(settings: Settings) -> list[str]:
-    """What cannot work, each beginning with the name of its setting."""
+    """Return what is unusable, each text beginning with the name of its setting."""
     found = _look(settings, _SETTINGS)
     return found + [f"network.{each}" for each in _look(settings.network, _NETWORK)]
 

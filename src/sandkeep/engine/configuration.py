@@ -12,14 +12,14 @@ from sandkeep.states import MountMode
 from sandkeep.store.rows import KeepLast, Sandbox, StoredMount
 
 _OF_ITS_OWN = frozenset({"name", "source", "image", "network_policy"})
-"""Options whose columns hold more than the specification says, or a sealed value: the engine fills them."""
+"""Options whose columns hold more than the specification has, or a sealed value: the engine fills them."""
 _PLAIN = tuple(
     (name, option) for name, option in OPTIONS.items() if option.columns and name not in _OF_ITS_OWN
 )
 
 
 def columns(spec: SandboxSpec) -> dict[str, Any]:
-    """Return a specification as columns, but for name, source, image and policy."""
+    """Return a specification as columns, except name, source, image and policy."""
     found: dict[str, Any] = {}
     for name, option in _PLAIN:
         value = _stored(getattr(spec, name))
@@ -33,7 +33,7 @@ def columns_of(names: Iterable[str]) -> set[str]:
 
 
 def fields(row: Sandbox) -> dict[str, Any]:
-    """Return the columns as arguments of a specification, but for name, source, image and policy."""
+    """Return the columns as arguments of a specification, except name, source, image and policy."""
     found: dict[str, Any] = {}
     for name, option in _PLAIN:
         stored = [getattr(row, column) for column in option.columns]

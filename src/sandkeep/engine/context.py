@@ -1,4 +1,4 @@
-"""`Context`: what every part of the engine shares. Store, host, settings, clock, locks, background tasks."""
+"""`Context`: shared by every part of the engine. Store, host, settings, clock, locks, background tasks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 _FINISH_SECONDS = 10.0
 
 ACTOR: Final[ContextVar[str | None]] = ContextVar("actor", default=None)
-"""The caller for whom the current task works, for the record of events."""
+"""The caller for whom the current task works, recorded in events."""
 
 
 class _HasContext(Protocol):
@@ -46,7 +46,7 @@ _P = ParamSpec("_P")
 def with_room(
     method: Callable[Concatenate[_Self, _P], Awaitable[T]],
 ) -> Callable[Concatenate[_Self, _P], Coroutine[Any, Any, T]]:
-    """Give a method that ends or deletes something, and can be repeated, the reserve on a full disk."""
+    """Let a method that ends or deletes something, and can be repeated, use the reserve on a full disk."""
 
     @wraps(method)
     async def run(owner: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> T:
@@ -98,10 +98,10 @@ class Context:
         self._reserve = Reserve(data_dir)
         self._reserve_lock = asyncio.Lock()
         self.ending = 0
-        """How many methods that end or delete something are running: they may need the reserve."""
+        """Number of running methods that end or delete something: they may need the reserve."""
         self.collecting = asyncio.Lock()
         self.collect_asked = False
-        """For `garbage.collect_soon`: at most one collection runs, and one more is due."""
+        """For `garbage.collect_soon`: whether a collection is scheduled that has not begun."""
         self.remove_soon: Callable[[Sandbox], None] = lambda _: None
         """Removes a condemned sandbox as soon as its lock is free; `Sandboxes` sets it."""
         self._cautious = clock.CautiousClock()
@@ -109,12 +109,12 @@ class Context:
 
     @property
     def preparing(self) -> str | None:
-        """What the server prepares now and starts of sandboxes wait for: the image of this machine."""
+        """What the server prepares now while starts of sandboxes wait: the image of this machine."""
         return next(iter(self._preparing.values()), None)
 
     @contextmanager
     def preparation(self) -> Iterator[Progress]:
-        """Report in ``preparing`` what the body has to make first; yields the callback for its progress."""
+        """Report in ``preparing`` what the block has to build first; yield the callback for its progress."""
         began = clock.steady_ms()
         mine = object()
 
@@ -135,7 +135,7 @@ class Context:
         return clock.wall_ms()
 
     def expiry_ms(self) -> int:
-        """Return the time that expiry goes by; a clock that was just set forward does not count yet."""
+        """Return the time used for expiry; a clock that was just set forward does not count yet."""
         before = self._cautious.ahead_ms
         now = self._cautious.now_ms()
         if self._cautious.ahead_ms and not before:
@@ -167,9 +167,9 @@ class Context:
         return (project, name) in self._locks
 
     async def make_room(self, *, needed: bool = False) -> bool:
-        """Give up part of the reserve on a full disk, before something is ended or deleted.
+        """Free part of the reserve on a full disk, before something is ended or deleted.
 
-        Returns whether there was any to give. ``needed``: the disk is full although it reports free space.
+        Returns whether any was left. ``needed``: the disk is full although it reports free space.
         """
         if not needed and not self._reserve.scarce():
             return False
@@ -180,7 +180,7 @@ class Context:
         return given
 
     async def keep_room(self) -> None:
-        """Refill the reserve that `make_room` gave up, once the last method that needs it has returned."""
+        """Refill the reserve that `make_room` freed, once the last method that needs it has returned."""
         async with self._reserve_lock:
             if not self.ending:
                 await asyncio.to_thread(self._reserve.fill)
@@ -189,7 +189,7 @@ class Context:
         return SessionRef(session.host, session.id, session.generation)
 
     def observed_directory(self, process: str) -> str:
-        """Return where the output of an observed process, which runs elsewhere, is kept."""
+        """Return the directory for the output of an observed process, which runs elsewhere."""
         return f"{self.data_dir}/observed/{process}"
 
     async def remove_observed(self, processes: Iterable[str]) -> None:
@@ -211,11 +211,11 @@ class Context:
         await asyncio.to_thread(self.store.sync)
 
     async def before_deleting(self) -> None:
-        """Sync the rows that say what is not needed: older ones would name what is gone."""
+        """Sync the rows that say what is not needed: older rows would refer to deleted files."""
         try:
             await self.sync_store()
         except StoreError as error:
-            # The disk may be full, and deleting makes room.
+            # The disk may be full, and deleting frees space.
             self.log("the store could not be synced", error=str(error))
 
     def event(self, kind: str, session: Session | None, **data: Any) -> None:
@@ -282,7 +282,7 @@ class Context:
         )
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str, *, finish: bool = False) -> asyncio.Task[T]:
-        """Run a coroutine in the background; a failure is logged, never lost.
+        """Run a coroutine in the background; log its failure.
 
         ``close`` waits a little for tasks that are to ``finish`` and cancels the others. The task has no
         actor: a session that ends in an hour does not end on behalf of the caller who started it.

@@ -1,8 +1,8 @@
-"""Damage: which sandboxes stand on layers that cannot be used, and what can be put back.
+"""Damage: which sandboxes need layers that cannot be used, and what can be restored.
 
-A file of one layer or session that is damaged concerns the sandboxes that need it and no others. What the
-store knows is put back by itself when a data directory is opened: a session's specification, the record of a
-layer. What stays damaged is remembered here, until another look, and said in an event.
+A damaged file of one layer or session affects only the sandboxes that need it. Records that the store knows
+are restored automatically when a data directory is opened: a session's specification, the record of a layer.
+Remaining damage is remembered here, until the next check, and recorded in an event.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class DamagedLayers:
         self._context = context
         self._store = context.store
         self._layers: dict[str, Damaged] = {}
-        """By each layer that cannot be used, the one that is to blame, which may be far below."""
+        """For each unusable layer, the damaged one that is the cause, which may be far below."""
         self._told: set[tuple[str, str]] = set()
 
     def of(self, sandbox: Sandbox) -> Damaged | None:
-        """What keeps a sandbox from being resumed, as far as it has been noticed."""
+        """Return what prevents a sandbox from being resumed, as far as it is known."""
         if not self._layers or sandbox.current_snapshot is None:
             return None
         snapshot = self._store.snapshots.find(sandbox.current_snapshot)
@@ -48,7 +48,7 @@ class DamagedLayers:
     # --- putting back ------------------------------------------------------------------------------------
 
     async def mend(self) -> list[str]:
-        """Put back the small records that the store knows; returns what was put back, for people."""
+        """Restore the small records that the store knows; return what was restored, as text for people."""
         done = []
         specs = [self._spec(row) for row in self._started()]
         for session_id in await self._context.storage.restore_specs(specs):
@@ -66,7 +66,7 @@ class DamagedLayers:
         return [session for session in active if session.status is not SessionStatus.PENDING]
 
     def _spec(self, session: Session) -> SpecOutline:
-        """Return what the disk has to say about a session while it runs: the layers it stands on."""
+        """Return what a running session's ``spec.json`` must contain: the layers it runs on."""
         drives = [self._store.drives.find(session.project, how.drive) for how in session.mounts.values()]
         return SpecOutline(
             session_id=session.id,
@@ -98,7 +98,7 @@ class DamagedLayers:
     # --- looking -----------------------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Find out anew which layers cannot be used, and say so to the sandboxes that need them."""
+        """Find again which layers cannot be used, and record it for the sandboxes that need them."""
         self._layers = broken(await self._context.storage.examine_layers(), self._needed())
         for snapshot in self._store.snapshots.live_everywhere() if self._layers else ():
             found = self._layers.get(snapshot.layer)
@@ -128,13 +128,13 @@ class DamagedLayers:
         )
 
     async def notice(self, error: SandkeepError) -> None:
-        """Look again when an operation found damage that was not known."""
+        """Check again when an operation met damage that was not known."""
         if isinstance(error, LayerError) and error.details.get("layer") not in self._layers:
             await self._context.alone("look for damage", self.look())
 
 
 def broken(examined: Examined, needed: set[str]) -> dict[str, Damaged]:
-    """Every layer that cannot be used, with the one that is to blame: damaged, or missing below it."""
+    """Return every unusable layer, with the one that is the cause: damaged, or missing below it."""
     parents, damaged = examined.parents, examined.damaged
     found: dict[str, Damaged] = {}
     for top in {*parents, *damaged, *needed}:

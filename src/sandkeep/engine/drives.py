@@ -1,9 +1,9 @@
 """Drives: named filesystems of their own, shown inside sandboxes.
 
 A drive's content is a chain of layers, like a snapshot's. Mounted read-write it is an overlay of its own
-whose upper becomes the drive's next layer when the session ends; mounted as a snapshot it is the chain as it
-was when the session started, read-only. So a session that crashes loses nothing of a drive, and readers
-never see half of a write.
+whose upper becomes the drive's next layer when the session ends; mounted as a snapshot it is the chain at the
+start of the session, read-only. So a session that crashes loses nothing of a drive, and readers never see
+half of a write.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sandkeep.store.rows import Drive, Session
 
 DEFAULT_SIZE = 1 << 40
 _TO_TIDY_UP = 1 << 20
-"""Bytes that a session may write to a full drive: in an overlay deleting files takes room too."""
+"""Bytes that a session may write to a full drive: in an overlay deleting files takes space too."""
 
 
 class Drives:
@@ -55,9 +55,9 @@ class Drives:
         return self._store.drives.find_by_id(project, name) or self._store.drives.get(project, name)
 
     async def fork(self, project: str, source: str, *, name: str) -> Drive:
-        """Create a drive with the content of the source, as the sessions left it that have ended.
+        """Create a drive with the content of the source, as written by ended sessions.
 
-        What a running session has written to the source is not in it.
+        What a running session has written to the source is not included.
         """
         check_name(name, kind="drive")
         origin = self.get(project, source)
@@ -126,7 +126,7 @@ async def mount(context: Context, session: Session, rootfs: Rootfs) -> Rootfs:
                 await context.storage.hold_layer(drive.layer, session.id)
             content = await context.storage.drive_content(drive.layer, sized=room is not None)
             if room is not None and (content.size_bytes or 0) >= room:
-                # Part of that may be what later sessions have deleted or written anew.
+                # Some of that may have been deleted or rewritten by later sessions.
                 await context.storage.fold_layers(drive.layer, image=None, max_depth=1)
                 content = await context.storage.drive_content(drive.layer, sized=True)
             lowers = tuple(Lower(directory) for directory in content.directories)
@@ -137,15 +137,15 @@ async def mount(context: Context, session: Session, rootfs: Rootfs) -> Rootfs:
 
 
 async def _fold_chain(context: Context, layer: str) -> None:
-    """Fold a drive's layers when there are many: every session that writes to it adds one."""
+    """Fold a drive's layers when there are many: every session that writes to the drive adds one."""
     try:
         await context.storage.fold_layers(layer, image=None, max_depth=context.settings.fold_depth)
     except LayerError:
-        pass  # the drive was deleted in between
+        pass  # the drive was deleted meanwhile
 
 
 def written(context: Context, session: Session) -> list[str]:
-    """Return the layers that an ended session left on drives."""
+    """Return the layers that an ended session wrote to drives."""
     found = []
     for index, (_, how) in enumerate(sorted(session.mounts.items())):
         drive = context.store.drives.find(session.project, how.drive)
@@ -166,7 +166,7 @@ async def let_go(context: Context, session: Session) -> None:
 
 
 async def detach(context: Context, session: Session) -> None:
-    """Publish what an ended session wrote to its drives, and detach them. Can be repeated."""
+    """Publish what an ended session wrote to its drives, and detach them. Safe to repeat."""
     read = False
     for index, (_, how) in enumerate(sorted(session.mounts.items())):
         if how.mode != "read-write":
@@ -195,6 +195,6 @@ async def detach(context: Context, session: Session) -> None:
             if drive.layer is not None:
                 await context.storage.release_layer(drive.layer, drive.id)
     if read:
-        # By now the drive may have another layer than the one this session saw, or be gone.
+        # The drive may by now have another layer than the one this session saw, or be deleted.
         await context.storage.release_holder(session.id)
         collect_soon(context)

@@ -37,16 +37,16 @@ class Endings:
         discard: bool = False,
         reason: str | None = None,
     ) -> Session:
-        """Write down how an active session is to end, before anything is done about it.
+        """Record how an active session is to end, before the first step is taken.
 
-        What was written down before stands, also if a crash came between; only ``discard`` goes further.
+        An earlier record stays valid, also after a crash; only ``discard`` overrides it.
         """
         ending = session.ending
         if ending is None:
             sandbox = self._context.sandbox_of(session)
-            # An earlier version did not record this: the status said that files are to be kept.
+            # An earlier version did not record this: the status showed that files are to be kept.
             wanted = method is SnapshotMethod.MANUAL or session.status is SessionStatus.SNAPSHOTTING
-            # A change counts from the next session on, except that it never loses what this one could keep.
+            # A change applies from the next session on, except that it never loses files this one could keep.
             keep = sandbox is not None and (session.persistent or sandbox.persistent or wanted)
             if sandbox is not None and sandbox.destroy_on_stop:
                 keep = False
@@ -103,7 +103,7 @@ class Endings:
         return ended, await self._keeping.durable(ended, snapshot)
 
     async def _discard(self, session: Session) -> None:
-        """Throw away what a session wrote, also if it was to be kept first and its layer has no row yet."""
+        """Discard what a session wrote, also if it was to be kept first and its layer has no row yet."""
         await self._context.storage.discard_session(session.id)
         if session.status is SessionStatus.SNAPSHOTTING and self.snapshot_of(session) is None:
             holder = snapshot_id_of(session.id)
@@ -111,13 +111,13 @@ class Endings:
             collect_soon(self._context)
 
     async def mark_lost(self, session: Session) -> Session:
-        """Record the loss of a session whose directory is gone: nothing is left to end or keep."""
+        """Record the loss of a session whose directory is gone: there is nothing to end or keep."""
         await self._context.network.detach(session.id)
         await drives.detach(self._context, session)
         return self._close(session, Cause.LOST, stop_reason="its host has nothing of it")
 
     def _close(self, session: Session, cause: Cause, **changes: object) -> Session:
-        """Record the end, and in the same transaction that a sandbox which is to go with it is condemned."""
+        """Record the end and, in the same transaction, condemn a sandbox that is to be destroyed with it."""
         sandbox = self._context.sandbox_of(session)
         goes = sandbox is not None and sandbox.destroy_on_stop and sandbox.destroying is None
         with self._store.transaction():
@@ -135,7 +135,7 @@ class Endings:
 
 
 def _end_of(state: SessionState) -> dict[str, int]:
-    """Return when a session ended and how long it ran, as its driver saw it: that may be hours ago."""
+    """Return when a session ended and how long it ran, by its driver: that may be hours ago."""
     if state.status != "stopped" or not state.stopped_ms:
         return {}
     lasted = None if state.usage is None else state.usage.duration_ms

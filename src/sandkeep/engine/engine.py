@@ -1,4 +1,4 @@
-"""`Engine`: every noun over one store and one host. What the server holds."""
+"""`Engine`: every noun over one store and one host. The server holds one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _copies_on_write(directory: str) -> bool:
 
 
 class Host(NamedTuple):
-    """What runs sessions, and what keeps their files."""
+    """The driver that runs sessions, and the storage of their files."""
 
     driver: Driver
     storage: Storage
@@ -79,7 +79,7 @@ class Engine:
         self.damage = context.damage
         self.upkeep = Upkeep(context, self.sessions, self.snapshots, self.sandboxes)
         self.adopted: list[Adopted] = []
-        """What was recovered when the data directory was opened, if that was asked for."""
+        """What was recovered when the data directory was opened with ``adopt``."""
 
     @classmethod
     async def open(
@@ -91,10 +91,10 @@ class Engine:
         adopt: bool = False,
         host: Host | None = None,
     ) -> Engine:
-        """Open a data directory, find its sessions again, and start looking after them.
+        """Open a data directory, reconnect to its sessions, and start upkeep.
 
-        With ``adopt`` also one whose store does not know what is there: that becomes sandboxes. ``host`` is
-        what runs the sessions and keeps their files, by default the native driver.
+        With ``adopt``, also open one whose store does not know its layers and sessions: they become
+        sandboxes. ``host`` runs the sessions and keeps their files, by default the native driver.
 
         Raises:
             StoreMismatch: the store does not know the layers and sessions that are there.
@@ -102,13 +102,13 @@ class Engine:
         create_data_directory(data_dir)
         settings = settings or Settings()
         driver, storage = host or _native_host(data_dir, settings)
-        # On a disk that copies on write a mapped file of the store's can end this process when it is full.
+        # On a full copy-on-write disk, a write to a mapped file of the store can kill this process.
         alone = _copies_on_write(data_dir)
         store = open_store(data_dir, now_ms=Context.now_ms(), adopt=adopt, alone=alone)
         try:
             try:
                 establish(store, data_dir)
-            except (OSError, SandkeepError) as error:  # a full disk must not keep callers from making room
+            except (OSError, SandkeepError) as error:  # a full disk must not stop callers from freeing space
                 log("the store's identity could not be written", error=str(error))
             await driver.start()
             for warning in driver.warnings():
@@ -128,7 +128,7 @@ class Engine:
         return engine
 
     async def close(self) -> None:
-        """Close the engine. Sessions go on, and the next engine of the data directory finds them."""
+        """Close the engine. Sessions keep running, and the next engine of the data directory finds them."""
         await self._context.close()
         await self._context.alone("keep idle times", self.upkeep.keep_activity())
         await self._context.alone("keep the store", self.upkeep.keep_store())
@@ -139,11 +139,11 @@ class Engine:
 
     @property
     def preparing(self) -> str | None:
-        """What the server prepares now and starts of sandboxes wait for."""
+        """What the server prepares now while starts of sandboxes wait."""
         return self._context.preparing
 
     async def problems(self) -> list[str]:
-        """Return why no sandbox can be created here now, for the operator; empty when one can."""
+        """Return why no sandbox can be created now, for the operator; empty when one can."""
         found = [self.network.problem] if self.network.problem is not None else []
         image = self.settings.default_image
         if image != "host":
@@ -154,7 +154,7 @@ class Engine:
         return found
 
     def project(self, *, team: str, name: str) -> Project:
-        """The project that a team calls ``name``, made when first used."""
+        """Return the project that a team calls ``name``; create it on first use."""
         found = self.store.projects.find(team=team, name=name)
         if found is not None:
             return found
@@ -162,7 +162,7 @@ class Engine:
         return self.store.projects.ensure(new_id("prj", now_ms=now), team=team, name=name, now_ms=now)
 
     async def _reconcile(self) -> None:
-        """Match what is on disk with what the store knows. Whatever is damaged is left for `repair`."""
+        """Match the files on disk with the rows of the store. Anything damaged is left for `repair`."""
         await self._context.alone("recover", self.storage.recover_layers())
         await self._context.alone("mend", self.damage.mend())
         await self.sessions.reconcile()

@@ -1,4 +1,4 @@
-"""Fetching a git repository with a confined git (``net/git.py``), limited in size and time.
+"""Fetch a git repository with a confined git (``net/git.py``), limited in size and time.
 
 The repository is written below ``sources`` in the data directory, whose size is polled: git writes many
 files, and the kernel limits only the size of each.
@@ -27,7 +27,7 @@ from sandkeep.net import git as git_program
 FETCH_SECONDS: Final = 300
 _LOOK_SECONDS: Final = 0.25
 _BLOCK: Final = 4096
-"""The least bytes that a file or directory counts."""
+"""The least bytes that a file or directory counts as."""
 _CONFIGURATION: Final = (
     # Limits of what git maps and keeps in memory, and of its threads.
     ("core.packedGitLimit", "512m"),
@@ -146,7 +146,7 @@ class Fetch:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-            # Until its error output ends, that is until the last process that could write to it has ended.
+            # Until its error output ends, which is when the last process that could write to it has ended.
             await asyncio.shield(talking)
         self._judge(process.returncode or 0, talking.result()[1].decode(errors="replace").strip())
 

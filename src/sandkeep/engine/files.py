@@ -90,7 +90,7 @@ class Files:
     async def watch(
         self, project: str, session: str, path: str, acting: Acting, *, recursive: bool = True
     ) -> AsyncIterator[Sequence[FileChange]]:
-        """Yield changes below a directory, in batches; the first, empty batch says that watching began."""
+        """Yield changes below a directory, in batches; an empty first batch says that watching began."""
         files = await self._of(project, session)
         async for changes in files.watch(path, acting, recursive=recursive):
             yield changes
@@ -155,7 +155,7 @@ class Files:
         acting: Acting,
         options: WriteOptions,
     ) -> int:
-        """Replace a file by what ``data`` yields, all of it or nothing; return the number of bytes."""
+        """Replace a file by the content of ``data``, all of it or nothing; return the number of bytes."""
         written = await (await self._of(project, session)).write(path, data, acting, options)
         self.changed(project, session, "write", path, bytes=written)
         return written
@@ -163,9 +163,9 @@ class Files:
     async def open_write(
         self, project: str, session: str, path: str, acting: Acting, options: WriteOptions
     ) -> Upload | None:
-        """As ``write``, for content that is on a socket; ``None`` where that is not possible.
+        """Write a file like ``write``, from a socket; return ``None`` where that is not possible.
 
-        The caller reports it with ``changed`` once the content is there.
+        The caller reports it with ``changed`` once the content has arrived.
         """
         return await (await self._of(project, session)).open_write(path, acting, options)
 
@@ -178,7 +178,7 @@ class Files:
         cwd: str,
         acting: Acting | None = None,
     ) -> int:
-        """Unpack a tar archive, plain or gzip, below ``cwd``, as the acting user; return how many entries."""
+        """Unpack a tar archive, plain or gzip, below ``cwd``, as the acting user; return the entry count."""
         files = await self._of(project, session)
         entries = await files.extract(cwd, data, acting or Acting())
         self.changed(project, session, "extract", cwd, entries=entries)

@@ -1,8 +1,9 @@
-"""Delete what nothing needs any more; set aside first what the store does not know.
+"""Delete what nothing needs; first set aside what the store does not know.
 
-The store knows what the engine has made: its rows are written before directories are, and stay when those are
-to go. So what is on disk and unknown is a sign that the store has lost something. It is kept for
-`Settings.set_aside_ms` from the first time it is seen, which the log and an event say, and only then deleted.
+The store knows what the engine has made: its rows are written before directories are created, and kept when
+those are to be deleted. So an unknown directory on disk is a sign that the store has lost rows. It is kept
+for `Settings.set_aside_ms` from the first time it is found, which the log and an event record, and only then
+deleted.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _MARK: Final = "set-aside"
 
 
 async def collect(context: Context) -> None:
-    """Delete the layers that nothing needs any more."""
+    """Delete the layers that nothing needs."""
     await context.before_deleting()
     keep = context.settings.set_aside_ms
     swept = await context.storage.collect_layers(keep_ms=keep)
     if swept.unknown:
-        # Of damaged layers the store knows what they stand on.
+        # The store knows the parents of damaged layers.
         parents = context.store.snapshots.layer_parents_everywhere()
         swept = await context.storage.collect_layers(keep_ms=keep, parents=parents)
     if swept.unknown:
@@ -48,13 +49,13 @@ def collect_soon(context: Context) -> None:
 
 async def _collect_once(context: Context) -> None:
     async with context.collecting:
-        # A request from now on may follow a release that this collection does not see.
+        # A later request may follow a release that this collection does not see.
         context.collect_asked = False
         await collect(context)
 
 
 def _say(context: Context, kind: str, **facts: Any) -> None:
-    """About something that belongs to no project: events go to that of those who come without a token."""
+    """Record an event about something without a project, in the project of callers without a token."""
     context.log(kind, **facts)
     local = context.store.projects.find(team="local", name="default")
     if local is not None:
@@ -62,19 +63,19 @@ def _say(context: Context, kind: str, **facts: Any) -> None:
 
 
 class Garbage:
-    """What a start finds beside what the store knows."""
+    """Removes what a starting server finds on disk beyond the store's rows."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._store = context.store
 
     async def release_holders(self) -> None:
-        """References whose snapshot, drive or session is over; unknown ones are doubted first."""
+        """Release references whose snapshot, drive or session is over; doubt unknown ones first."""
         holds = self._store.holds()
         for layer in await self._context.storage.restore_holds(holds):
             self._context.log("a reference had been lost", layer=layer)
         known = self._store.holders()
-        # The end of one that is still active may have got as far as its layer, and not to the row.
+        # The end of an active session may have published its layer without recording it in the row yet.
         active = self._store.sessions.active_on_host(self._context.driver.host)
         known |= {snapshot_id_of(session.id): None for session in active}
         for layer, holders in (await self._context.storage.layer_holders()).items():
@@ -82,7 +83,7 @@ class Garbage:
                 if holder not in known:
                     await self._release(layer, holder)
                 elif known[holder] not in (None, layer):
-                    # A drive that has another layer by now.
+                    # The drive has another layer by now.
                     await self._context.storage.release_layer(layer, holder)
         await collect(self._context)
 
@@ -96,18 +97,18 @@ class Garbage:
             _say(self._context, "layer.set-aside", layer=layer, holder=holder, kept_ms=keep)
 
     def _is_over(self, holder: str) -> bool:
-        """Whether the store has it on record that this one needs nothing any more."""
+        """Return whether the store has recorded that this holder needs nothing."""
         snapshot = self._store.snapshots.find(holder)
         if snapshot is not None:
             return snapshot.status is SnapshotStatus.DELETED
         session = self._store.sessions.find(holder)
         if session is not None:
             return session.status in TERMINAL
-        # Nothing else is left of a drive; this was written with its deletion.
+        # A deleted drive has no row; this event was written with its deletion.
         return self._store.events.mentioned_everywhere("drive.deleted", holder)
 
     async def remove_sessions(self) -> None:
-        """Directories of sessions whose sandbox is destroyed; unknown ones are set aside first."""
+        """Delete directories of sessions whose sandbox is destroyed; set unknown ones aside first."""
         for ref in await self._context.driver.sessions():
             try:
                 await self._remove_session(ref)
@@ -115,7 +116,7 @@ class Garbage:
                 self._context.log("removing a session failed", session=ref.session, error=repr(error))
 
     async def _remove_session(self, ref: SessionRef) -> None:
-        # What a session wrote to a drive lies in a directory of its own for a moment.
+        # A drive's new files are for a moment in a session directory of their own.
         of_drive = ref.session.partition("-drive")[0]
         session = self._store.sessions.find(of_drive)
         if session is not None:
@@ -129,7 +130,7 @@ class Garbage:
             _say(self._context, "session.deleted", session_id=ref.session, why="the store does not know it")
 
     async def remove_observed(self) -> None:
-        """Output of processes that ran elsewhere, of sandboxes that are destroyed."""
+        """Delete the output of processes that ran elsewhere, if their sandbox is destroyed."""
         observed = os.path.join(self._context.data_dir, "observed")
         names = os.listdir(observed) if os.path.isdir(observed) else []
         strays = [name for name in names if self._is_stray(name, os.path.join(observed, name))]
@@ -145,7 +146,7 @@ class Garbage:
         return self._expired(_set_aside(directory), "process.set-aside", process=process)
 
     def _expired(self, since_ms: int | None, kind: str, **facts: Any) -> bool:
-        """Return whether the time is over for which something unknown is set aside; report its begin.
+        """Return whether an unknown item was set aside for long enough; report when that begins.
 
         ``since_ms`` is when that time began; ``None`` if it begins now.
         """

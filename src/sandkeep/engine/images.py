@@ -1,7 +1,7 @@
-"""Images: whose they are, and what each caller may have the server fetch.
+"""Images: which project owns each, and what each caller may have the server fetch.
 
-An image that is pulled belongs to the project that pulled it and has a name there. One that the operator
-imports, or pulls as shared, is for every project to use and the operator's to delete.
+A pulled image belongs to the project that pulled it and has a name there. An image that the operator imports,
+or pulls as shared, can be used by every project and deleted by the operator only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sandkeep.host.images.transport import Access
 from sandkeep.reach import Reach
 
 _PULLS: Final = 4
-"""At once, of all projects: half of the worker's threads."""
+"""Concurrent pulls over all projects: half of the worker's threads."""
 _PULLS_OF_PROJECT: Final = 2
 
 
@@ -34,9 +34,9 @@ class Wanted:
     auth: tuple[str, str] | None = None
     insecure: bool = False
     operator: bool = False
-    """The local user of the machine asks, who could fetch it without us."""
+    """The local user of the machine asks, who could also fetch it without the server."""
     shared: bool = False
-    """For every project of the machine."""
+    """Whether it is for every project of the machine."""
 
 
 class Images:
@@ -46,7 +46,7 @@ class Images:
         self._everybodys = asyncio.Semaphore(_PULLS)
 
     def check(self, wanted: Wanted) -> None:
-        """Refuse what its caller may not ask for."""
+        """Refuse a request that the caller may not make."""
         if wanted.shared and not wanted.operator:
             raise AccessDenied(
                 "shared: only the local user of the server's machine may do this", field="shared"
@@ -61,10 +61,11 @@ class Images:
             )
 
     async def pull(self, project: str, wanted: Wanted, *, progress: Progress | None = None) -> Image:
-        """Fetch an image, by the rules for whoever wants it.
+        """Fetch an image, by the rules for the caller that wants it.
 
-        Few at a time, so that pulls take neither all of the worker nor all of the disk at once. A caller who
-        stops waiting leaves the queue; a pull that has begun goes on, and keeps its place until it is done.
+        Only a few run at a time, so that pulls take neither all of the worker nor all of the disk at once. A
+        caller that is cancelled leaves the queue; a pull that has begun continues, and keeps its slot until
+        it is done.
         """
         self.check(wanted)
         turn = self._turns.setdefault(project, asyncio.Semaphore(_PULLS_OF_PROJECT))
@@ -117,10 +118,10 @@ class Images:
         return await self._context.storage.list_images(project_id=project)
 
     async def delete(self, project: str, name: str, *, operator: bool) -> Image:
-        """Take a name of its own from a project, and the image with its last; from everybody as the operator.
+        """Remove a project's name of an image, or as the operator a shared one; the last deletes the image.
 
         Raises:
-            WrongState: something of the project's, or, of a shared image, of any project, uses it.
+            WrongState: a snapshot or session of the project uses it, or of any project if it is shared.
         """
         found = await self._context.storage.get_image(name, project_id=project)
         own = found.owners.get(project)
@@ -131,7 +132,7 @@ class Images:
         if own:
             self._check_unused(project, found.id, name)
         owner = project if own else None
-        # A sandbox that was destroyed a moment ago still has files here, and the worker would count them.
+        # A sandbox that was just destroyed still has files here, and the worker would count them.
         await self._context.cleared_away()
         await self._context.storage.remove_image(name, project_id=owner)
         self._context.record("image.deleted", project, image=found.id, name=name)

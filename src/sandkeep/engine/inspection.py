@@ -1,4 +1,4 @@
-"""Looking a data directory through for damage, with or without a server, and changing nothing."""
+"""Check a data directory for damage, with or without a server, and change nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CURRENT = (
 @dataclass(frozen=True, slots=True)
 class Problem:
     what: str
-    """The store, a sandbox, or a layer that no sandbox needs at the moment."""
+    """The store, a sandbox, or a layer that no sandbox needs now."""
     why: str
     fix: str
 
 
 def inspect(data_dir: str) -> list[Problem]:
-    """Everything that is wrong with a data directory; nothing for one that is not there."""
+    """Return everything that is wrong with a data directory; nothing if it does not exist."""
     path = os.path.join(data_dir, identity.STORE)
     found = identity.look(data_dir)
     if not os.path.exists(path):
@@ -38,7 +38,7 @@ def inspect(data_dir: str) -> list[Problem]:
             connection.close()
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-            return []  # a server keeps it to itself on this disk, and has looked
+            return []  # a server has it locked on this disk, and has checked it
         return [_store(f"{path}: {error}")]
 
 

@@ -1,4 +1,4 @@
-"""`Keeping`: makes snapshots of what sessions wrote: of one that has ended, and of one that goes on."""
+"""`Keeping`: makes snapshots of what sessions wrote, both of ended and of running ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Keeping:
         try:
             return await self._context.storage.measure_layer(published.id)
         except SandkeepError as error:
-            # For want of room to write it down, say. Upkeep measures it again.
+            # The disk may be too full to record it. Upkeep measures it again.
             self._context.log("measuring a snapshot failed", layer=published.id, error=str(error))
             return published.size_bytes
 
@@ -118,11 +118,11 @@ class Keeping:
         return self._store.snapshots.get(sandbox.project, snapshot_id)
 
     async def checkpoint(self, session: Session, snapshot_id: str, lifetime_ms: int | None) -> Snapshot:
-        """Make a snapshot of a session that goes on: its supervisor copies the files, then as ``publish``."""
+        """Make a snapshot of a running session: its supervisor copies the files, then as in ``publish``."""
         sandbox = self._context.sandbox_of(session)
         if sandbox is None:
             raise NotFound("the sandbox is gone", kind="sandbox", name=session.sandbox_name)
-        # Never that of an earlier attempt, of which anything may be left.
+        # Never the id of an earlier attempt, which may have left files.
         layer = f"lay_{new_id('snap', now_ms=self._context.now_ms())[5:]}"
         copy = await self._context.storage.copy_directory(layer)
         try:
@@ -158,10 +158,10 @@ class Keeping:
         return synced or snapshot
 
     async def durable(self, session: Session, snapshot: Snapshot | None) -> Snapshot | None:
-        """Where the operator wants that, return when what a session left survives a power failure.
+        """With the setting ``durable``, return once what a session wrote survives a power failure.
 
-        That is its snapshot, what it wrote to drives, and the rows. Upkeep writes down that a snapshot does,
-        as for any other, and has the rules for old ones act.
+        That covers its snapshot, what it wrote to drives, and the rows. Upkeep records that a snapshot is
+        synced, as for any other, and applies the retention rules.
         """
         if not self._context.settings.durable:
             return snapshot

@@ -1,7 +1,7 @@
 """The installation's own secret, and keys derived from it for one purpose each.
 
-A file in the data directory that only its owner can read, made when first needed. Who has the data
-directory has it; a copy of the database alone does not.
+It is a file in the data directory that only its owner can read, made on first use. A copy of the data
+directory includes it; a copy of the database alone does not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SIZE: Final = 32
 
 
 def derive(data_dir: str, purpose: str) -> bytes:
-    """A key for one purpose. The same purpose always has the same key."""
+    """Return the key for one purpose: the same purpose always has the same key."""
     return hmac.new(_master(data_dir), purpose.encode(), hashlib.sha256).digest()
 
 
@@ -43,9 +43,9 @@ def _master(data_dir: str) -> bytes:
 
 
 def write_private(path: str, content: bytes) -> None:
-    """A file for the owner's eyes, complete or not there; one that exists stays.
+    """Write a file that only the owner can read, completely or not at all; keep an existing one.
 
-    It survives a loss of power from here on: what is sealed or signed with it may.
+    It is synced on return, because data sealed or signed with it may outlive a loss of power.
     """
     draft = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -57,7 +57,7 @@ def write_private(path: str, content: bytes) -> None:
         try:
             os.link(draft, path)
         except FileExistsError:
-            pass  # another process made it first: that one counts
+            pass  # another process made it first: use that one
     finally:
         os.unlink(draft)
     sync_directory(os.path.dirname(path))

@@ -8,7 +8,7 @@ Every operation whose outcome depends on the state asks the gate, `require`, bef
 
 - Operations that change a session, or what the sandbox's next session starts from (extend, set policy,
   snapshot, stop, resume, destroy, fork, roll back, update), ask while they hold the sandbox's lock, through
-  `Sessions.ask_locked`. Some ask before they take the lock too, so that a refusal does not wait for it.
+  `Sessions.ask_locked`. Some ask before they take the lock too, so that a refusal need not wait for it.
 - Operations that run in a session (processes, files, the copy of a checkpoint) can last as long as the
   session, so they cannot hold the lock. They ask once when they begin, through `Sessions.require`. The
   supervisor is the second barrier: it refuses requests for any session and generation but its own, and all
@@ -47,9 +47,9 @@ class Cause(StrEnum):
     """What moves a session from one state to another."""
 
     BOOTED = "booted"
-    """Its init has answered, and its source is in place."""
+    """Its init has responded, and its source is in place."""
     BOOT_FAILED = "boot failed"
-    """It never ran: the image, the snapshot or the host refused."""
+    """It never ran: the image, the snapshot or the host refused it."""
     STOP = "stop"
     """A caller stopped it, its deadline passed, it was idle too long, or its sandbox is being destroyed."""
     SNAPSHOT = "snapshot"
@@ -120,10 +120,10 @@ class Verdict(StrEnum):
 
     PROCEED = "proceed"
     WAIT = "wait"
-    """Take the sandbox's lock and ask again. A session that is still in this state then was left there by a
-    crash or by a failure: the caller first brings it to its end."""
+    """Take the sandbox's lock and ask again. If the session is still in this state then, a crash or a failure
+    left it there: the caller first brings it to its end."""
     DONE = "done"
-    """The session needs nothing done to it."""
+    """The session is already in the state asked for."""
     STOPPING = "refuse: stopping"
     SNAPSHOTTING = "refuse: snapshotting"
     STOPPED = "refuse: stopped"
@@ -152,7 +152,7 @@ _NEEDS_RUNNING = _row(
     snapshotting=Verdict.SNAPSHOTTING,
     ended=Verdict.STOPPED,
 )
-# These go on from where an interrupted end stopped, so no active state makes them wait.
+# These continue where an interrupted end stopped, so no active state makes them wait.
 _ENDS_SESSION = _row(
     pending=Verdict.PROCEED,
     stopping=Verdict.PROCEED,
@@ -201,7 +201,7 @@ def require(operation: Operation, state: State, *, session_id: str) -> Verdict:
     """Return ``PROCEED``, ``WAIT`` or ``DONE``.
 
     Raises:
-        WrongState: the operation is refused in this state; of the class that the caller is to see.
+        WrongState: the operation is refused in this state; the subclass tells the caller why.
     """
     verdict = VERDICTS[operation][state]
     refusal = _REFUSALS.get(verdict)

@@ -1,4 +1,4 @@
-"""Whether this host holds the limits that a caller asked for. Values, and no I/O.
+"""Check whether this host can hold the limits that a caller asked for. Values, and no I/O.
 
 Limits are *exact* when the caller named them with this project's SDK or command line: they are enforced or
 watched, or the operation is refused. Official clients of the vendor send processors and memory with every
@@ -16,8 +16,8 @@ from sandkeep.spec import Resources
 from sandkeep.store.rows import Session
 
 EXPLICIT: Final = frozenset({"cpu"})
-"""What the driver has to enforce or refuse of exact limits. Where it cannot enforce memory, the session's
-supervisor watches it, which keeps the promise."""
+"""Limits that the driver must enforce or refuse when they are exact. Where it cannot enforce memory, the
+session's supervisor watches it, which keeps the promise."""
 
 _HINT: Final = (
     "leave the limit out, or make it best effort (Resources(exact=False) in the SDK, --best-effort on the"

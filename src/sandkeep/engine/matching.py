@@ -1,7 +1,7 @@
 """Compare the configuration of an existing sandbox with what a caller asks for. Values, and no I/O.
 
-A difference is never passed over: the error names the first field that differs, and both
-values. Those that are not shown elsewhere (variables, headers that a policy adds) are not shown here either.
+Every difference is an error, which names the first field that differs, and both values. Values that are not
+shown elsewhere (variables, headers that a policy adds) are not shown here either.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNSHOWN = "the same but for values that are not shown"
 
 
 def origin_of(source: Source | None) -> dict[str, Any] | None:
-    """What a sandbox is filled with, to be kept and shown: no credentials."""
+    """Return the source of a sandbox's files to store and show: no credentials."""
     match source:
         case SnapshotSource(snapshot_id):
             return {"type": "snapshot", "snapshotId": snapshot_id}
@@ -52,12 +52,12 @@ def require(
     image: str,
     policies: Policies,
 ) -> None:
-    """Raise `ConfigurationDiffers` for the first field of ``asked`` that the sandbox does not have so.
+    """Raise `ConfigurationDiffers` for the first field of ``asked`` that the sandbox has differently.
 
     Args:
         found: the sandbox's configuration.
-        image: the local image that what is asked for stands for.
-        policies: what opens the policy of a running session.
+        image: the local image that the requested name resolves to.
+        policies: opens the policy of a running session.
     """
     has: Any
     for field, wanted in asked.items():
@@ -100,7 +100,7 @@ def _refuse(sandbox: Sandbox, field: str, has: Any, wanted: Any, *, running: boo
 
 
 def _plain(field: str, value: Any) -> Any:
-    """A value as it may be shown, in JSON."""
+    """Return a value as it may be shown, in JSON."""
     if field == "env":
         return sorted(value)
     if isinstance(value, NetworkPolicy):

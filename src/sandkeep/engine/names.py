@@ -12,28 +12,28 @@ from sandkeep.errors import InvalidRequest
 
 LONGEST_NAME = 128
 RESERVED = frozenset({"sessions", "snapshots", "drives"})
-"""Words that stand where a name does in the API's paths."""
+"""Words that the API's paths use in place of a name."""
 
 IdKind = Literal["sbx", "cmd", "snap", "drv", "tok", "evt", "box", "prj", "fill"]
 """Session, process, snapshot, drive, token, event; never shown: sandbox, project, a process of the engine."""
 
 Pick = Callable[[int], int]
-"""A random number below its argument."""
+"""Returns a random number below its argument."""
 
-# A leading dash would read as an option on every command line the name is pasted into.
+# A leading dash would be parsed as an option on every command line the name is pasted into.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*", re.ASCII)
 
 # In the order of their bytes, so that ids sort as their times do.
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TIME_DIGITS = 8
 _RANDOM_DIGITS = 14
-# Without vowels and look-alikes: suffixes neither spell words nor get misread.
+# Without vowels and look-alikes: suffixes do not spell words and are not misread.
 _SUFFIX = "23456789bcdfghjkmnpqrstvwxz"
 _SUFFIX_LENGTH = 4
 
 
 def check_name(name: str, *, kind: str = "sandbox") -> str:
-    """The name itself, or `InvalidRequest` saying what is wrong with it."""
+    """Return the name itself, or raise `InvalidRequest` saying what is wrong with it."""
     if not 1 <= len(name) <= LONGEST_NAME:
         raise InvalidRequest(f"a {kind} name has 1 to {LONGEST_NAME} characters", field="name")
     if _NAME.fullmatch(name) is None:
@@ -46,24 +46,24 @@ def check_name(name: str, *, kind: str = "sandbox") -> str:
 
 
 def new_name(*, pick: Pick = secrets.randbelow) -> str:
-    """A readable name such as ``quiet-otter-7kxm``; about nine billion are possible."""
+    """Return a readable name such as ``quiet-otter-7kxm``; about nine billion are possible."""
     suffix = "".join(_SUFFIX[pick(len(_SUFFIX))] for _ in range(_SUFFIX_LENGTH))
     return f"{ADJECTIVES[pick(len(ADJECTIVES))]}-{NOUNS[pick(len(NOUNS))]}-{suffix}"
 
 
 def new_id(kind: IdKind, *, now_ms: int, pick: Pick = secrets.randbelow) -> str:
-    """An id that sorts by its time, to the millisecond, and has 83 random bits that cannot be guessed."""
+    """Return an id that sorts by time, to the millisecond, and has 83 random bits that cannot be guessed."""
     random = pick(len(_DIGITS) ** _RANDOM_DIGITS)
     return f"{kind}_{_digits(now_ms, _TIME_DIGITS)}{_digits(random, _RANDOM_DIGITS)}"
 
 
 def keyed_id(kind: IdKind, *key: str) -> str:
-    """The id of what was asked for under a key: the same each time, and different for every other key."""
+    """Return the id for a request key: the same each time, and different for every other key."""
     return f"{kind}_{_digits(_number(*key), _TIME_DIGITS + _RANDOM_DIGITS)}"
 
 
 def keyed_name(*key: str) -> str:
-    """The same for a name."""
+    """Return the name for a request key, likewise."""
     number = _number("name", *key)
 
     def pick(below: int) -> int:
@@ -79,7 +79,7 @@ def _number(*key: str) -> int:
 
 
 def snapshot_id_of(session: str) -> str:
-    """The id of the snapshot that the end of a session makes."""
+    """Return the id of the snapshot that the end of a session makes."""
     return f"snap_{session[4:]}"
 
 

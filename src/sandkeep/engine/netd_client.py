@@ -1,4 +1,4 @@
-"""The process netd as the engine sees it: found or started, connected to, and started again when it dies.
+"""The engine's client of netd: finds or starts the process, connects to it, and restarts it when it dies.
 
 netd outlives the engine, so opening a data directory first looks for one that runs already. Before any other
 request, a netd is introduced (``introduce``): it gets the settings and every running session.
@@ -26,7 +26,7 @@ _BACKOFF: Final = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
 
 
 class Greeting(NamedTuple):
-    """What a netd knows already when the engine connects to it."""
+    """The state a netd already has when the engine connects to it."""
 
     sessions: frozenset[str]
     ingress: list[Any] | None
@@ -74,7 +74,7 @@ class NetdClient:
     def _started(self, task: asyncio.Task[DescriptorChannel]) -> None:
         self._starting = None
         if not task.cancelled():
-            task.exception()  # those that wait for the task get it; it is not "never retrieved"
+            task.exception()  # its waiters get the error; this keeps asyncio from logging it
 
     async def _start(self) -> DescriptorChannel:
         try:
@@ -117,7 +117,7 @@ class NetdClient:
         raise failure
 
     async def _connect(self) -> tuple[DescriptorChannel, Greeting] | None:
-        """Connect to the netd that runs; return ``None`` if none does. One of another version is stopped."""
+        """Connect to the running netd, if there is one of this version; stop one of another version."""
         sock = netd.connect(self._services.data_dir)
         if sock is None:
             return None
@@ -135,7 +135,7 @@ class NetdClient:
 
     def _launch(self) -> None:
         script = os.path.join(os.path.dirname(netd.__file__), "start_netd.py")
-        # Isolated from the environment, but with this process's search path, which may come from it.
+        # Isolated from the environment, but with this process's search path, which may come from there.
         argv = [sys.executable, "-I", script, self._services.data_dir, ":".join(sys.path)]
         with subprocess.Popen(argv, env={}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as launcher:
             assert launcher.stdout is not None
@@ -154,7 +154,7 @@ class NetdClient:
     async def ask(
         self, channel: DescriptorChannel, op: str, fds: list[int] | None = None, **body: Any
     ) -> dict[str, Any]:
-        """Send a request and return netd's answer to it."""
+        """Send a request and return netd's response."""
         try:
             answer, received = await asyncio.wait_for(channel.request(op, fds, **body), _ANSWER_SECONDS)
         except TimeoutError:
@@ -180,11 +180,11 @@ class NetdClient:
             self._services.spawn(self.run(), "restart netd")
 
     async def run(self) -> None:
-        """Start netd, so that the first session does not wait for it and running ones have their network."""
+        """Start netd, so that the first session does not wait and running ones have their network."""
         await self.ready()
 
     async def close(self) -> None:
-        """Close the connection. netd stays for as long as there are sessions."""
+        """Close the connection. netd keeps running for as long as there are sessions."""
         self._closing = True
         if self._starting is not None:
             self._starting.cancel()

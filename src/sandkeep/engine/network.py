@@ -1,10 +1,10 @@
-"""The networks of sessions: registered with netd, each with the policy that the store has for it.
+"""The networks of sessions: registers each with netd, with the policy that the store has for it.
 
-The store is the truth about policies. netd gets them from the engine, and again whenever a new netd is
+The store is authoritative for policies. netd gets them from the engine, and again whenever a new netd is
 started, so a policy is in force exactly as long as there is a netd to enforce it; without one, sessions have
 no network.
 
-``netd_client`` is the process and the connection, ``ports`` the way in, ``network_events`` what netd reports.
+``netd_client`` has the process and the connection, ``ports`` the ingress, ``network_events`` netd's reports.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Network:
         return await self._netd.ready()
 
     async def run(self) -> None:
-        """Start netd, so that the first session does not wait for it and running ones have their network."""
+        """Start netd, so that the first session does not wait and running ones have their network."""
         await self._netd.run()
 
     async def close(self) -> None:
-        """Close the connection to netd. netd stays for as long as there are sessions."""
+        """Close the connection to netd. netd keeps running for as long as there are sessions."""
         await self._netd.close()
 
     async def _introduce(self, channel: DescriptorChannel, greeting: Greeting) -> None:
@@ -88,7 +88,7 @@ class Network:
         else:
             await self._open_ingress(channel)
         await self._configure(channel)
-        # Those still starting too: they may have registered with a netd that is gone.
+        # Sessions that are still starting too: they may have registered with a netd that is gone.
         active = [
             session
             for session in self._services.store.sessions.active_on_host(self._services.driver.host)
@@ -152,12 +152,12 @@ class Network:
         }
 
     async def jwks(self) -> dict[str, Any]:
-        """Return the key that tokens of forwarded requests are verified with."""
+        """Return the key that verifies tokens of forwarded requests."""
         await self._inspection()
         return self._authority.jwks if self._authority is not None else {"keys": []}
 
     async def refresh(self) -> None:
-        """Give netd the machine's name servers if they have changed."""
+        """Send netd the machine's name servers if they have changed."""
         if self._netd.channel is None or self._services.settings.network.name_servers:
             return
         if self._name_servers != _machine_name_servers():
@@ -166,7 +166,7 @@ class Network:
     # --- sessions ----------------------------------------------------------------------------------------
 
     def check(self, project: str, wanted: NetworkPolicy) -> None:
-        """Refuse a policy that could not be enforced on this host."""
+        """Refuse a policy that this host cannot enforce."""
         policy.validate(wanted, operator_allowed=self._services.settings.network.allowed)
         ruled = next((domain for domain in wanted.domains if domain.rules), None)
         if ruled is not None and not authority.available():
@@ -180,14 +180,14 @@ class Network:
                 raise InvalidRequest(f"{field}: {problem}", field=field, problem=problem)
 
     def _with_policy(self, session: Session) -> dict[str, Any]:
-        """Return a session's policy and the secrets it refers to, as netd takes them."""
+        """Return a session's policy and the secrets it refers to, in netd's form."""
         complete = self._policies.complete(session.project, session.network_policy)
         values: dict[str, str] = {}
         for name, _ in references(policies.shown(complete)):
             try:
                 values[name] = self._secrets.open(session.project, name)
             except SandkeepError as error:
-                # netd refuses requests that need it; the rest of the policy stands.
+                # netd refuses requests that need it; the rest of the policy applies.
                 self._services.log("a secret cannot be used", secret=name, error=str(error))
         return {"session": session.id, "policy": complete, "secrets": values}
 
@@ -201,14 +201,14 @@ class Network:
         }
 
     async def refresh_secret(self, project: str, name: str) -> None:
-        """Give sessions that use a secret its new value, those still starting too."""
+        """Send netd a secret's new value for every session that uses it, also for those still starting."""
         for session in self._services.store.sessions.active_on_host(self._services.driver.host):
             if session.project != project or session.status not in _SERVED:
                 continue
             try:
                 wanted = self._policies.policy(session.project, session.network_policy)
             except StoreError:
-                continue  # its policy does not open, so netd cannot be given it
+                continue  # its policy cannot be opened, so netd cannot get it
             if name not in {used for used, _ in references(wanted)}:
                 continue
             try:
@@ -218,17 +218,17 @@ class Network:
                 current = self._services.store.sessions.find(session.id) or session
                 await self._netd.ask(channel, "update", **self._with_policy(current))
             except NotFound:
-                continue  # it is ending, or will be registered with what the store has then
+                continue  # it is ending, or will be registered with the store's value later
             except TransportError:
                 await self.ready()  # the next netd reads the row
 
     async def _trust(self, session: Session) -> None:
-        """Have a session trust the authority before its first request is inspected."""
+        """Make a session trust the authority before its first request is inspected."""
         if self._authority is not None and _has_rules(session):
             await self._authority.install(self._services.driver, self._services.ref(session))
 
     def environment(self, session: Session) -> dict[str, str]:
-        """Return variables for the session's processes, besides those of the sandbox."""
+        """Return variables for the session's processes, in addition to those of the sandbox."""
         if self._authority is None or not _has_rules(session):
             return {}
         return self._authority.environment()
@@ -236,7 +236,7 @@ class Network:
     async def attach(self, session: Session, listeners: Sequence[int] = ()) -> None:
         """Give a session its network, with its policy in force from the first packet.
 
-        ``listeners`` are those that came with its creation, if any; they are closed.
+        ``listeners`` are those returned by its creation, if any; they are closed.
         """
         try:
             channel = await self.ready()
@@ -247,7 +247,7 @@ class Network:
         try:
             await self._register(channel, session, listeners, fresh=True)
         except TransportError:
-            # netd died before it answered. The next one reads the store, which may not have the session yet.
+            # netd died before it responded. The next one reads the store, which may not have the session yet.
             await self._register(await self.ready(), session, fresh=True)
         await self._trust(session)
 
@@ -275,7 +275,7 @@ class Network:
         await self._publish(channel, session, fresh=fresh)
 
     async def set_policy(self, session: Session) -> None:
-        """Put the policy of a session's row in force, for open connections too."""
+        """Enforce the policy of a session's row, for open connections too."""
         channel = await self.ready()
         # Re-read the row: a newer policy may have been stored, and put in force, since the caller read it.
         session = self._services.store.sessions.find(session.id) or session
@@ -285,11 +285,11 @@ class Network:
             await self._register(channel, session)
         except TransportError:
             await self.ready()  # the next netd reads the row
-        # Only now: the session's own files decide how this goes, and not whether a policy is in force.
+        # Last, because it depends on the session's own files, which must not decide whether the policy holds.
         await self._trust(session)
 
     async def detach(self, session_id: str) -> None:
-        """Unregister a session that is over; its last bytes are counted."""
+        """Unregister a session that is over, and count its last bytes."""
         channel = self._netd.channel
         if channel is None:
             return
@@ -301,7 +301,7 @@ class Network:
     # --- ports -------------------------------------------------------------------------------------------
 
     def routes(self, sandbox: Sandbox) -> list[PortRoute]:
-        """Return where each port of a sandbox is reached while it runs; every session of it has the same."""
+        """Return where each port of a sandbox is reached while it runs; the same for all of its sessions."""
         return self._ports.routes(sandbox)
 
     async def publish(self, session: Session) -> None:
@@ -317,7 +317,7 @@ class Network:
         sandbox = self._services.store.sandboxes.find_by_id(session.project, session.sandbox)
         routes = self._ports.published(sandbox) if sandbox is not None else {}
         if fresh and not routes:
-            return  # and there is nothing to take back
+            return  # nothing was published before
         await self._netd.ask(channel, "routes", session=session.id, routes=routes)
 
 

@@ -1,4 +1,4 @@
-"""netd's reports written to the store: events of sessions' networks, and bytes moved."""
+"""Write netd's reports to the store: events of sessions' networks, and bytes transferred."""
 
 from __future__ import annotations
 

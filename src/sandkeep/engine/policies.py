@@ -1,7 +1,7 @@
 """Network policies at rest: the complete form as JSON, with every header value sealed.
 
-Values of headers that rules set, respond with or look for are often credentials. A sealed value is bound to
-its project. Names, domains and addresses stay readable: they are what is shown of a policy.
+Values of headers that rules set, respond with or match are often credentials. A sealed value is bound to its
+project. Names, domains and addresses stay readable, because they are shown to callers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HIDDEN: Final = "-"
 
 
 class Policies:
-    """Policies of sandboxes and sessions on their way into the store and out of it."""
+    """Seals policies of sandboxes and sessions for the store, and opens them again."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -63,7 +63,7 @@ class Policies:
         return read(self.complete(project, stored))
 
     def seal_plain(self) -> None:
-        """Seal values that an earlier version wrote, and leave no plain text in the store's files."""
+        """Seal values that an earlier version wrote in plain text, and purge them from the store's files."""
         rows = self._services.store.policies.unsealed(_SEALED)
         sealed = 0
         if not rows:
@@ -96,7 +96,7 @@ class Policies:
 
 
 def shown(stored: Mapping[str, Any] | None) -> NetworkPolicy:
-    """Return a stored policy to be shown: a sealed value is not opened, a dash stands for it."""
+    """Return a stored policy to be shown: sealed values are not opened, but replaced by a dash."""
     if stored is not None and stored.get(_SEALED):
         stored = _with_values(stored, lambda _: _HIDDEN)
     return read(stored)

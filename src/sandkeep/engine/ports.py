@@ -1,4 +1,4 @@
-"""Ports of sandboxes: their URLs, their tokens, and the socket that netd takes requests for them on."""
+"""Ports of sandboxes: their URLs, their tokens, and the socket on which netd accepts requests for them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _EVERY_ADDRESS: Final = "0.0.0.0"
 
 
 class PortRoute(NamedTuple):
-    """Where a port of a sandbox is reached from outside."""
+    """How a port of a sandbox is reached from outside."""
 
     port: int
     subdomain: str
     url: str
     token: str | None
-    """To be sent as ``x-sandkeep-token``, or once as the parameter ``sandkeep_token``."""
+    """Clients send it as ``x-sandkeep-token``, or once as the parameter ``sandkeep_token``."""
     address: str | None = None
-    """A loopback address that is this route's alone, where the ingress takes requests for those."""
+    """A loopback address of this route only, if the ingress accepts requests at such addresses."""
 
 
 class Ports:
@@ -36,17 +36,17 @@ class Ports:
         self._has_addresses = (
             self._settings.ingress_domain is None and self._settings.ingress_address == _LOOPBACK
         )
-        """Whether each route is reached at an address of its own."""
+        """Whether each route has an address of its own."""
         self.address: list[Any] | None = None
         """Address and port that netd listens on, once a netd has been introduced."""
 
     def use_listener_of(self, address: list[Any]) -> None:
-        """Take over the listener of a netd that runs already."""
+        """Reuse the listener of a netd that already runs."""
         self.address = address
         self._has_addresses = self._has_addresses and address[0] == _EVERY_ADDRESS
 
     def listen(self) -> socket.socket:
-        """Return a new listener for netd, on the same port as the one before it if that is free."""
+        """Return a new listener for netd, on the same port as the previous one if that is free."""
         port = self.address[1] if self.address is not None else self._settings.ingress_port
         listener, self._has_addresses = _listen(self._settings, port)
         return listener
@@ -57,7 +57,7 @@ class Ports:
         return ["localhost", *filter(None, [self._settings.ingress_domain])]
 
     def routes(self, sandbox: Sandbox) -> list[PortRoute]:
-        """Return where each port of a sandbox is reached while it runs; every session of it has the same."""
+        """Return where each port of a sandbox is reached while it runs; the same for all of its sessions."""
         sandboxes = self._services.store.sandboxes
         numbers = sandboxes.addresses(sandbox.project, sandbox.id) if sandbox.ports else {}
         routes = []
@@ -73,7 +73,7 @@ class Ports:
         return routes
 
     def published(self, sandbox: Sandbox) -> dict[str, tuple[int, str | None]]:
-        """Return port and token by host name or address, as netd takes them."""
+        """Return port and token by host name or address, in netd's form."""
         return {
             host: (route.port, route.token)
             for route in self.routes(sandbox)
@@ -96,17 +96,17 @@ def _subdomain(sandbox: Sandbox, port: int) -> str:
 
 
 def _address(number: int) -> str:
-    """Return a loopback address of 127.64.0.0/10, where nothing else is by custom."""
+    """Return a loopback address of 127.64.0.0/10, which by custom is unused."""
     high, last = divmod(number, 254)
     return f"127.{64 + high // 256}.{high % 256}.{last + 1}"
 
 
 def _listen(settings: NetworkSettings, port: int) -> tuple[socket.socket, bool]:
-    """Return a listener, on another port if that one is in use, and whether each route has an address there.
+    """Return a listener, on another port if that one is in use, and whether routes have their own addresses.
 
-    Names below ``localhost`` are known to browsers and curl; most resolvers do not know them. So requests are
-    taken at every loopback address, by one socket that is bound to the loopback device. The port matters
-    more: where another program has it at another address, or before Linux 5.7, it is the one address.
+    Browsers and curl resolve names below ``localhost``; most resolvers do not. So requests are accepted at
+    every loopback address, by one socket that is bound to the loopback device. The port has priority: where
+    another program has it at another address, or before Linux 5.7, only one address is used.
     """
     address = settings.ingress_address
     wide = settings.ingress_domain is None and address == _LOOPBACK

@@ -1,7 +1,8 @@
 """Processes of sessions: started in a sandbox, or run elsewhere and observed.
 
-The supervisor's record and log on disk are the truth about a process; the store's row is its index, so that
-lists are quick and records outlive the session's directory. The first task that sees the end finishes it.
+The supervisor's record and log on disk are authoritative for a process; the store's row is an index, so that
+lists are quick and records outlive the session's directory. The first task that sees the end completes the
+row.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from sandkeep.shared.processrecord import KILLED_BY_REQUEST
 from sandkeep.store.rows import Process, ProcessKind, ProcessStatus, Session
 
 _LONGEST_COMMAND: Final = 1000
-"""Characters of a command line in an event; its record has all of it."""
+"""Most characters of a command line in an event; the process's record has all of it."""
 
 _NEVER_RAN: Final[dict[int, type[ProcessError]]] = {127: ExecutableNotFound, 126: ExecutableRefused}
-"""Exit codes, as shells have them, of programs that could not be run."""
+"""Exit codes, as in shells, of programs that could not be run."""
 
 _OPEN_LOGS: Final = 64
-"""Of observed processes, at once."""
+"""Most open logs of observed processes."""
 _LOOK_SECONDS: Final = 5.0
 _STARTING_SECONDS: Final = 0.02
 _STARTING_LOOKS: Final = 500
-"""How often to look for a process that another request is starting."""
+"""How often to check for a process that another request is starting."""
 
 
 class _Started(NamedTuple):
@@ -59,7 +60,7 @@ class _Running(NamedTuple):
     ref: SessionRef
     handle: ProcessHandle | None
     end: asyncio.Task[Process]
-    """Waits for its end, for every caller."""
+    """Waits for its end, on behalf of every caller."""
 
 
 class Processes:
@@ -69,9 +70,9 @@ class Processes:
         self._store = context.store
         self._observed: dict[str, OutputWriter] = {}
         self._news: dict[str, asyncio.Event] = {}
-        """Of observed processes whose output a caller follows: set when there is more."""
+        """For observed processes whose output a caller follows: set when there is more."""
         self._running: dict[tuple[str, str, str], _Running] = {}
-        """By project, session and process. What is in here need not be looked up in the store."""
+        """Running processes by project, session and id; these need no lookup in the store."""
 
     # --- running -----------------------------------------------------------------------------------------
 
@@ -84,10 +85,10 @@ class Processes:
         kind: ProcessKind = ProcessKind.RUN,
         key: str | None = None,
     ) -> Process:
-        """Start a process; returns once it runs. A missing executable is an error, not an exit code.
+        """Start a process; return once it runs. A missing executable is an error, not an exit code.
 
-        Of any number of calls with the same ``key`` one starts it, also across a restart, and the others get
-        that process.
+        Of any number of calls with the same ``key`` one starts it, also across a restart, and the others
+        return that process.
         """
         name = keyed_id("cmd", session, key) if key else new_id("cmd", now_ms=self._context.now_ms())
         spec = ProcessSpec(
@@ -150,7 +151,7 @@ class Processes:
     def _record_failure(
         self, session: Session, spec: ProcessSpec, kind: ProcessKind, error: ProcessError
     ) -> None:
-        """Write down a program that could not be run; its exit code is the one a shell would have."""
+        """Record a program that could not be run, with the exit code that a shell would give."""
         now = self._context.now_ms()
         command, *args = spec.argv
         process = Process(
@@ -190,7 +191,7 @@ class Processes:
             try:
                 return _Started(await self._context.driver.process(ref, spec.process), None)
             except NotFound:
-                await asyncio.sleep(_STARTING_SECONDS)  # it is being started, or that has just failed
+                await asyncio.sleep(_STARTING_SECONDS)  # another request starts it, or has just failed to
 
     def _follow(self, session: Session, process: Process, handle: ProcessHandle | None = None) -> None:
         key, ref = (process.project, process.session, process.id), self._context.ref(session)
@@ -207,7 +208,7 @@ class Processes:
         status, reason = ProcessStatus(record.status), record.reason
         with self._store.transaction():
             running = self._store.processes.find(process.id)
-            # A kill that a caller asked for is on record already.
+            # A kill that a caller requested is already recorded.
             unasked = status is ProcessStatus.KILLED and reason is not None and reason != KILLED_BY_REQUEST
             if unasked and running is not None and running.status is ProcessStatus.RUNNING:
                 session = self._store.sessions.find(process.session)
@@ -222,7 +223,7 @@ class Processes:
             )
 
     async def reconcile(self, session: Session) -> None:
-        """After a restart: learn of processes whose start was not written down, and wait again for all."""
+        """After a restart: record processes whose start was not recorded, and wait again for all."""
         for record in await self._context.driver.processes(self._context.ref(session)):
             if record.id.startswith("cmd_") and self._store.processes.find(record.id) is None:
                 self._store.processes.add(
@@ -247,12 +248,12 @@ class Processes:
         return self._store.processes.get(project, session, process)
 
     def list(self, project: str, session: str) -> list[Process]:
-        """Every process of a session, newest first."""
+        """Return every process of a session, newest first."""
         self._sessions.get(project, session)
         return self._store.processes.of_session(project, session)
 
     async def wait(self, project: str, session: str, process: str) -> Process:
-        """The process once it has ended."""
+        """Return the process once it has ended."""
         running = self._running.get((project, session, process))
         if running is not None:
             await asyncio.wait((running.end,))
@@ -268,7 +269,7 @@ class Processes:
     async def output(
         self, project: str, session: str, process: str, *, offset: int = 0, follow: bool = True
     ) -> AsyncIterator[Item]:
-        """What a process printed, from any offset, as bytes with their stream; with ``follow`` to its end."""
+        """Yield what a process printed, from any offset, with the stream; with ``follow`` until its end."""
         running = self._running.get((project, session, process))
         if running is None and self.get(project, session, process).kind is ProcessKind.OBSERVED:
             with OutputReader(self._observed_directory(process), offset) as reader:
@@ -279,7 +280,7 @@ class Processes:
                     if not follow or reader.ended or not await self._more(project, session, process):
                         return
         if running is None and _never_ran(self.get(project, session, process)):
-            return  # it had no chance to print anything
+            return  # it never ran, so it printed nothing
         if running is not None and running.handle is not None:
             printed = running.handle.output(offset=offset, follow=follow)
         else:
@@ -289,7 +290,7 @@ class Processes:
             yield item
 
     def require_output(self, project: str, session: str, process: str) -> None:
-        """Raise `NotFound` where nothing is left to be read: before an answer has begun."""
+        """Raise `NotFound` if the output is gone: called before a response has begun."""
         found = self.get(project, session, process)
         if found.kind is ProcessKind.OBSERVED or _never_ran(found):
             return
@@ -302,9 +303,9 @@ class Processes:
     async def signal(
         self, project: str, session: str, process: str, number: int, *, grace_ms: int | None = None
     ) -> Process:
-        """Signal the process's group. One that has ended is returned as it is, while its session runs.
+        """Signal the process's group. An ended process is returned unchanged, while its session runs.
 
-        ``grace_ms``: so much later SIGKILL follows, for the process and every descendant that is left.
+        ``grace_ms``: this much later SIGKILL follows, for the process and every remaining descendant.
         """
         running = self.get(project, session, process).status is ProcessStatus.RUNNING
         if running or self._sessions.get(project, session).status in TERMINAL:
@@ -324,7 +325,7 @@ class Processes:
         offset: int | None = None,
         close: bool = False,
     ) -> tuple[Process, int]:
-        """Give a process input; returns the total it has accepted, once its pipe has taken this piece."""
+        """Write to a process's input; return the total accepted, once its pipe has taken this chunk."""
         found = self.get(project, session, process)
         if found.status is not ProcessStatus.RUNNING:
             raise NotFound(f"process {process} has ended", kind="process", name=process)
@@ -349,7 +350,7 @@ class Processes:
         return f"{self._context.observed_directory(process)}/output"
 
     async def _more(self, project: str, session: str, process: str) -> bool:
-        """Wait until an observed process has printed more or ended; False when neither can happen."""
+        """Wait until an observed process has printed more or ended; return False when neither can happen."""
         news = self._news.setdefault(process, asyncio.Event())
         while self.get(project, session, process).status is ProcessStatus.RUNNING:
             try:
@@ -387,7 +388,7 @@ class Processes:
         return process
 
     def append(self, project: str, session: str, process: str, *, stream: str, data: bytes) -> int:
-        """Add to the output of an observed process; returns the log's length."""
+        """Append to the output of an observed process; return the log's length."""
         found = self._running_observed(project, session, process)
         streams = {"stdout": STDOUT, "stderr": STDERR}
         if stream not in streams:
@@ -432,7 +433,7 @@ class Processes:
             writer = OutputWriter.reopen(
                 self._observed_directory(process.id), cap=self._context.settings.log_cap_bytes
             )
-        # The last used comes last. One that is never finished must not hold a descriptor for ever.
+        # Least recently used first. An unfinished process must not hold a descriptor forever.
         self._observed[process.id] = writer
         while len(self._observed) > _OPEN_LOGS:
             self._observed.pop(next(iter(self._observed))).close()
@@ -440,7 +441,7 @@ class Processes:
 
 
 def _never_ran(process: Process) -> bool:
-    """Whether it is the record of a program that could not be run."""
+    """Return whether this is the record of a program that could not be run."""
     failed = process.status is ProcessStatus.FAILED and process.exit_code in _NEVER_RAN
     return failed and process.kind is not ProcessKind.OBSERVED
 

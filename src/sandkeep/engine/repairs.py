@@ -1,4 +1,4 @@
-"""Repair: putting back what can be put back, and going back to what is intact where it cannot."""
+"""Repair: restore what can be restored, and roll back to an intact snapshot where it cannot."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Left:
     layer: str
     why: str
     older: str | None
-    """The newest of its snapshots that is intact."""
+    """Its newest intact snapshot."""
 
 
 @dataclass(slots=True)
 class RepairReport:
     done: list[str] = field(default_factory=list)
-    """What was put back or given up, for people."""
+    """What was restored or deleted, as text for people."""
     left: list[Left] = field(default_factory=list)
 
 
@@ -39,11 +39,11 @@ class Repairs:
     async def repair(
         self, project: str, name: str | None = None, *, use_older: bool = False, drop: bool = False
     ) -> RepairReport:
-        """Look for damage and repair what can be, of one sandbox or of all.
+        """Check for damage and repair what can be repaired, for one sandbox or for all.
 
         Args:
-            use_older: have damaged sandboxes go on from their newest snapshot that is intact.
-            drop: delete snapshots that cannot be read, except one that a sandbox would start from.
+            use_older: let damaged sandboxes continue from their newest intact snapshot.
+            drop: delete snapshots that cannot be read, except one that a sandbox starts from.
         """
         only = None if name is None else self._store.sandboxes.get(project, name).id
         report = RepairReport()
@@ -84,7 +84,7 @@ class Repairs:
             await self._drop(sandbox, report)
 
     def _older(self, sandbox: Sandbox) -> Snapshot | None:
-        """The newest intact snapshot: the sandbox's own, or one that those were made from."""
+        """Return the newest intact snapshot: the sandbox's own, or an ancestor of those."""
         own = self._store.snapshots.live_of(sandbox.project, sandbox.id)
         intact = [row for row in own if self._context.damage.of_layer(row.layer) is None]
         return intact[0] if intact else None

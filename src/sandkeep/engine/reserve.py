@@ -1,13 +1,13 @@
-"""Room kept in the data directory for the day its disk is full.
+"""The reserve: disk space in the data directory that is kept for the case that the disk is full.
 
-Ending a session, deleting a sandbox and starting a server need a little room themselves: a row of the store,
-a small file, a directory entry. On a full disk no caller could make room then. So the server keeps a
-directory of files that only hold bytes, inodes and metadata. When an ending, a deletion or a start finds no
-room, the server deletes a part of them, and takes the room back at once afterwards: as much as is left.
+Ending a session, deleting a sandbox and starting a server need a little space themselves: a row of the store,
+a small file, a directory entry. On a full disk no caller could free space then. So the server keeps a
+directory of files that only hold bytes, inodes and metadata. When an ending, a deletion or a start finds the
+disk full, the server deletes a part of them, and refills the reserve right afterwards, as far as possible.
 
-One mechanism for every filesystem: blocks, inodes and the metadata of copy-on-write filesystems are all given
-back by deleting files. Nothing else may use it: a create on a full disk is refused, not helped. There are
-several parts because others may take the room in the moment in which a part is given back.
+One mechanism for every filesystem: deleting files frees blocks, inodes and the metadata of copy-on-write
+filesystems. Nothing else may use it: a create on a full disk is refused. There are several parts because
+another program may take the space in the moment in which a part is freed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from sandkeep.linux.syscalls import syncfs
 DIRECTORY: Final = "reserve"
 PARTS: Final = 8
 BYTES: Final = 16 << 20
-"""Of all parts together."""
+"""Size of all parts together."""
 _SHARE: Final = 64
-"""On a small disk no more than one in this many bytes."""
+"""On a small disk, at most one in this many bytes."""
 SMALL_FILES: Final = 16
-"""Of each part."""
+"""Number of small files of each part."""
 _SMALL: Final = 1900
-"""Bytes of a small file: an inode everywhere, and metadata on btrfs, which keeps them in the inode."""
+"""Bytes of a small file: takes an inode everywhere, and metadata on btrfs, which keeps them in the inode."""
 _STEP: Final = 256 << 10
 _SCARCE_BYTES: Final = 1 << 20
 _SCARCE_INODES: Final = 32
-"""Below these an ending or a deletion may fail half-way."""
+"""With less free than this an ending or a deletion may fail half-way."""
 
 
 class Reserve:
-    """Belongs to the server, which has the data directory for itself."""
+    """The reserve of a server, which has the data directory to itself."""
 
     def __init__(self, data_dir: str) -> None:
         self._data_dir = data_dir
@@ -49,13 +49,13 @@ class Reserve:
         )
 
     def scarce(self) -> bool:
-        """Whether the disk has no room left that could be relied on."""
+        """Return whether the disk has too little free space to rely on."""
         disk = os.statvfs(self._data_dir)
         few_inodes = disk.f_files > 0 and disk.f_favail < _SCARCE_INODES
         return few_inodes or disk.f_bavail * disk.f_frsize < _SCARCE_BYTES
 
     def spend(self) -> bool:
-        """Give one part back to the disk, more if others take it at once; False when none was left."""
+        """Free one part, or more if other programs take it at once; return False when none was left."""
         given = False
         while not given or self.scarce():
             if not self._give_a_part():
@@ -64,7 +64,7 @@ class Reserve:
         return given
 
     def fill(self) -> bool:
-        """Take what is missing, as far as there is room; returns whether the reserve is complete."""
+        """Refill what is missing, as far as there is space; return whether the reserve is complete."""
         if self.complete:
             return True
         wanted = self._bytes_of_a_part()
@@ -75,7 +75,7 @@ class Reserve:
                 for number in range(SMALL_FILES):
                     self._make_small(_small(part, number))
         except OSError:
-            return False  # what is there counts; the rest is taken another time
+            return False  # keep what was written; a later call adds the rest
         return True
 
     def _bytes_of_a_part(self) -> int:
@@ -98,10 +98,10 @@ class Reserve:
         try:
             os.truncate(
                 path, 0
-            )  # xfs frees the blocks of a deleted file a while later, of a shortened one now
+            )  # xfs frees the blocks of a deleted file only later, those of a truncated one now
             os.unlink(path)
         except OSError:
-            return False  # one that cannot be deleted does not keep the others
+            return False  # one that cannot be deleted does not keep the others from being deleted
         return True
 
     def _size(self, name: str) -> int:
@@ -115,7 +115,7 @@ class Reserve:
             return
         fd = self._open(name)
         try:
-            os.write(fd, os.urandom(_SMALL))  # which no filesystem compresses away
+            os.write(fd, os.urandom(_SMALL))  # random, so that no filesystem compresses it
         finally:
             os.close(fd)
 
@@ -132,7 +132,7 @@ class Reserve:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _settle(self) -> None:
-        """Copy-on-write filesystems give deleted room to others only with their next commit."""
+        """Sync, because copy-on-write filesystems free deleted blocks only with their next commit."""
         fd = os.open(self._data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             syncfs(fd)

@@ -1,11 +1,11 @@
 """Which snapshots to keep, and for how long. Pure functions over facts.
 
-A snapshot expires at a time of its own, set when it is made (`first_expiry`). Keep-last rules of its
-sandbox then apply to the newest ones (`plan`). Neither ever deletes a pinned snapshot, and one that loss of
-power could still take (not synced) never pushes out one that it could not.
+A snapshot expires at a time of its own, set when it is made (`first_expiry`). Keep-last rules of its sandbox
+then apply to the newest ones (`plan`). Neither ever deletes a pinned snapshot, and a snapshot that is not
+synced, which loss of power could destroy, never displaces a synced one.
 
-Deleting a snapshot frees its row only: its layer stays for as long as any chain goes through it (the marks of
-``host.layers`` know), so parents play no part in choosing.
+Deleting a snapshot deletes only its row: its layer stays for as long as any chain contains it (see the marks
+of ``host.layers``), so parents do not affect the choice.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sandkeep.store.rows import KeepLast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What retention has to know about a snapshot."""
+    """The facts about a snapshot that retention uses."""
 
     id: str
     created_ms: int
     expires_ms: int | None
     expiry_asked: bool = False
-    """The expiry is the caller's own choice for this snapshot."""
+    """The caller chose the expiry for this snapshot."""
     pinned: bool = False
     """Some sandbox's current snapshot, or the source of an active session."""
     synced: bool = True
@@ -32,7 +32,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to change. A snapshot is in at most one of the two."""
+    """The changes to make. A snapshot is in at most one of the two."""
 
     expire: Mapping[str, int | None]
     """New expiry times by id; ``None`` is never."""
@@ -42,15 +42,15 @@ class Plan:
 def first_expiry(
     created_ms: int, *, asked_ms: int | None, sandbox_ms: int | None, server_ms: int
 ) -> int | None:
-    """When a new snapshot expires: as asked, else by the sandbox's default, else the server's. 0 is never."""
+    """Return when a new snapshot expires: as asked, or by the sandbox's or server's default. 0 is never."""
     lifetime = next(value for value in (asked_ms, sandbox_ms, server_ms) if value is not None)
     return _expiry(created_ms, lifetime)
 
 
 def plan(snapshots: Iterable[Candidate], *, keep_last: KeepLast | None, default_ms: int, now_ms: int) -> Plan:
-    """What to do with the snapshots of one sandbox. Doing it and asking again gives nothing more to do.
+    """Return what to do with the snapshots of one sandbox. Once done, another call returns nothing.
 
-    ``default_ms`` is the lifetime that snapshots out of the newest go back to when they are not deleted.
+    ``default_ms`` is the lifetime that snapshots beyond the newest return to when they are not deleted.
     """
     expire: dict[str, int | None] = {}
     delete: set[str] = set()
@@ -68,7 +68,7 @@ def plan(snapshots: Iterable[Candidate], *, keep_last: KeepLast | None, default_
         if (evicted or past) and not snapshot.pinned:
             delete.add(snapshot.id)
             continue
-        # An expired snapshot takes no place from a good one, and an unsynced one none from a synced one.
+        # An expired snapshot does not displace a good one, nor an unsynced one a synced one.
         if kept and snapshot.synced and not past:
             places -= 1
         if expires != snapshot.expires_ms:

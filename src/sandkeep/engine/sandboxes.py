@@ -1,8 +1,7 @@
-"""Sandboxes: what callers name. Create, look, resume, fork, change, destroy.
+"""Sandboxes, which callers name: create, get, resume, fork, change, destroy.
 
-Each operation is one critical section under the sandbox's lock, so concurrent callers see some order of
-whole operations: one creates and the others learn the name is taken, one resumes and the others get its
-session.
+Each operation is one critical section under the sandbox's lock, so concurrent callers see some order of whole
+operations: one creates and the others get `NameTaken`, one resumes and the others get its session.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from sandkeep.store.rows import (
 
 _HOST = "host"
 _AT_ONCE = 16
-"""Sandboxes that upkeep destroys at the same time."""
+"""Number of sandboxes that upkeep destroys at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Started:
     session: Session
     resumed: bool
     left_out: str | None = None
-    """Of a fork: the session of its source that ran, whose changes are not in it."""
+    """For a fork: the running session of its source, whose changes it does not have."""
 
 
 class Sandboxes:
@@ -78,10 +77,10 @@ class Sandboxes:
     async def create(
         self, project: str, spec: SandboxSpec, *, key: str | None = None, exact: bool = False
     ) -> Started:
-        """Make a sandbox and start its first session. When that fails there is no sandbox.
+        """Create a sandbox and start its first session. If that fails there is no sandbox.
 
-        Of any number of calls with the same ``key`` one makes it and the others get it. ``exact``: a runtime
-        means that version and no other.
+        Of any number of calls with the same ``key`` one creates it and the others return it. ``exact``: a
+        runtime means that version and no other.
         """
         if spec.name is not None:
             name = check_name(spec.name)
@@ -92,7 +91,7 @@ class Sandboxes:
             return made or await self._create_locked(project, name, spec, key, exact=exact)
 
     def _made(self, project: str, name: str, key: str | None) -> Started | None:
-        """Return what an earlier call with the same key has made."""
+        """Return what an earlier call with the same key has created."""
         if key is None:
             return None
         found = self._store.sandboxes.find(project, name)
@@ -161,7 +160,7 @@ class Sandboxes:
         )
 
     async def _undo_create(self, sandbox: Sandbox) -> None:
-        """Remove a sandbox whose first session did not start. Upkeep does what cannot be done now."""
+        """Remove a sandbox whose first session did not start. Upkeep does what fails now."""
         try:
             await self._remove_locked(await self._condemn_locked(sandbox))
         except Exception as error:
@@ -186,7 +185,7 @@ class Sandboxes:
         return self.live_snapshot(project, spec.source.snapshot_id)
 
     def live_snapshot(self, project: str, snapshot: str) -> Snapshot:
-        """A snapshot of the project that can be started from."""
+        """Return a snapshot of the project that a session can start from."""
         found = self._store.snapshots.find(snapshot)
         if found is None or found.project != project:
             raise NotFound(f"no snapshot {snapshot}", kind="snapshot", name=snapshot)
@@ -195,9 +194,9 @@ class Sandboxes:
         return found
 
     def _image(self, spec: SandboxSpec) -> str:
-        """The local image a runtime or image name stands for; unknown names fail when it is looked up.
+        """Return the local image for a runtime or image name; unknown names fail when it is looked up.
 
-        Runtimes that official clients name stand for the machine's own programs, of any version.
+        Runtimes that official clients name mean the machine's own programs, of any version.
         """
         settings = self._context.settings
         asked = spec.image or spec.runtime
@@ -214,7 +213,7 @@ class Sandboxes:
         return asked
 
     async def _exact_image(self, spec: SandboxSpec) -> str:
-        """The image that has the runtime asked for: one that the operator gave its name, or ``host``."""
+        """Return the image with the requested runtime: one that the operator gave its name, or ``host``."""
         images = self._context.settings.images
         named = {
             name: image for name, image in images.items() if image != _HOST and name not in MANAGED_IMAGES
@@ -235,19 +234,19 @@ class Sandboxes:
     async def _working_directory(
         self, project: str, spec: SandboxSpec, image: str, source: Snapshot | None
     ) -> str:
-        """Return where processes start: as in the snapshot, else as the image or the kind of client says."""
+        """Return where processes start: as in the snapshot, else by the image or the kind of client."""
         if source is not None and source.cwd is not None:
             return source.cwd
         vendors = spec.paths is not Paths.SANDKEEP
         if image == _HOST or (vendors and spec.runtime is not None):
             return VENDOR_WORK if vendors else WORK
         try:
-            # Its names are the project's; a snapshot's image needs none.
+            # Its names belong to the project; a snapshot's image is found without a name.
             owner = project if source is None else None
             found = await self._context.storage.get_image(image, project_id=owner)
         except NotFound:
-            return VENDOR_WORK if vendors else WORK  # it will be said when the session is to start
-        # One that an earlier version added has no directory of ours, and says so.
+            return VENDOR_WORK if vendors else WORK  # the start of the session will report it
+        # An image that an earlier version added lacks sandkeep's directory, and its record says so.
         return VENDOR_WORK if vendors and not found.defaults.own_cwd else found.defaults.cwd
 
     def _check_mounts(self, project: str, spec: SandboxSpec) -> None:
@@ -267,7 +266,7 @@ class Sandboxes:
         *,
         cwd: str,
     ) -> Sandbox:
-        """A sandbox as it is before it is written down."""
+        """Return the row of a sandbox that is not stored yet."""
         now = self._context.now_ms()
         return Sandbox(
             id=new_id("box", now_ms=now),
@@ -289,23 +288,23 @@ class Sandboxes:
     # --- look and resume ---------------------------------------------------------------------------------
 
     def get(self, project: str, name: str) -> Started:
-        """Return the sandbox as it is. Never starts a session."""
+        """Return the sandbox unchanged; never start a session."""
         sandbox = self._store.sandboxes.get(project, name)
         if sandbox.current_session is None:
             raise NotFound(f"no sandbox named {name}", kind="sandbox", name=name)
         return Started(sandbox, self._sessions.get(project, sandbox.current_session), False)
 
     async def resume(self, project: str, name: str, *, asked: Mapping[str, Any] | None = None) -> Started:
-        """The sandbox with a running session, started from its current snapshot if there was none.
+        """Return the sandbox with a running session; start one from its current snapshot if there is none.
 
-        With ``asked``, of the arguments of a `SandboxSpec`, only if it is configured so.
+        With ``asked``, arguments of a `SandboxSpec`, only if it is configured that way.
         """
         self._store.sandboxes.get(project, name)
         async with self._context.lock(project, name):
             found = self.get(project, name)
             session, verdict = await self._sessions.ask_locked(Operation.RESUME, found.session)
             if verdict is Verdict.DONE:
-                # By its row it runs; only its supervisor knows whether that is still so.
+                # The row says that it runs; only its supervisor knows whether that is still true.
                 session = await self._sessions.refresh_locked(session)
                 session, verdict = await self._sessions.ask_locked(Operation.RESUME, session)
             if asked:
@@ -341,10 +340,10 @@ class Sandboxes:
         live: bool = False,
         key: str | None = None,
     ) -> Started:
-        """A new sandbox with the source's configuration, starting from its current snapshot.
+        """Create a sandbox with the source's configuration, starting from its current snapshot.
 
-        What ``changes`` holds replaces what would be inherited, entirely. With ``live`` it starts from what a
-        running session of the source has now: a checkpoint is taken for it. ``key`` is as for ``create``.
+        Values in ``changes`` replace inherited ones entirely. With ``live`` it starts from the current files
+        of a running session of the source, by a checkpoint. ``key`` is as for ``create``.
         """
         if live and "image" in changes:
             refuse("live", "is of no use with an image, which the files would be of")
@@ -376,9 +375,9 @@ class Sandboxes:
         return replace(made, left_out=running.id) if running is not None and left_out else made
 
     def spec_of(self, sandbox: Sandbox, *, shown: bool = False) -> SandboxSpec:
-        """The configuration of a sandbox as the value it was made from.
+        """Return the configuration of a sandbox as a specification.
 
-        If it is only to be ``shown``, header values of its policy are not opened.
+        With ``shown``, header values of its policy are not opened.
         """
         stored = sandbox.network_policy
         policy = policies.shown(stored) if shown else self._context.policies.policy(sandbox.project, stored)
@@ -399,10 +398,10 @@ class Sandboxes:
         *,
         current_snapshot: str | None = None,
     ) -> Sandbox:
-        """Change the configuration. It applies to sessions from the next one on; all of it or nothing.
+        """Change the configuration, for sessions from the next one on; all of it or nothing.
 
-        The next session starts from ``current_snapshot`` also when one is running now: what that leaves is
-        kept beside it.
+        The next session starts from ``current_snapshot`` even if one is running now: the snapshot of that one
+        is kept in addition.
         """
         async with self._context.lock(project, name):
             operation = Operation.UPDATE if current_snapshot is None else Operation.ROLL_BACK
@@ -438,20 +437,20 @@ class Sandboxes:
             return updated
 
     def _roll_back(self, sandbox: Sandbox) -> None:
-        """Have the choice of the current snapshot outlast the session that is running."""
+        """Make the choice of the current snapshot outlast the running session."""
         active = self._store.sessions.active(sandbox.project, sandbox.id)
         if active is not None:
             now = self._context.now_ms()
             self._store.sessions.update(sandbox.project, active.id, now_ms=now, rolled_back=True)
 
     async def _publish_ports(self, sandbox: Sandbox) -> None:
-        """Ports come and go while a session runs."""
+        """Publish the sandbox's ports, which can change while a session runs."""
         active = self._store.sessions.active(sandbox.project, sandbox.id)
         if active is not None and active.status is SessionStatus.RUNNING:
             await self._context.network.publish(active)
 
     async def set_policy(self, project: str, session_id: str, policy: NetworkPolicy) -> Session:
-        """Change what the running session may reach."""
+        """Change which hosts the running session may reach."""
         self._context.network.check(project, policy)
         session = await self._sessions.require(project, session_id, Operation.SET_POLICY)
         async with self._context.lock(project, session.sandbox_name):
@@ -465,7 +464,7 @@ class Sandboxes:
                     network_policy=self._context.policies.stored(project, policy),
                 )
                 self._context.event("session.policy-changed", updated)
-        # Without the lock: this may wait for a netd that is starting, and puts in force what the row says.
+        # Without the lock: this may wait for a netd that is starting, and it enforces the policy in the row.
         await self._context.network.set_policy(updated)
         return updated
 
@@ -482,8 +481,8 @@ class Sandboxes:
     ) -> Sandbox:
         """End and delete a sandbox in any state; its name is free afterwards.
 
-        Its snapshots stay unless asked otherwise, and those that something else uses stay in any case. With
-        ``session`` it is the sandbox that had this session, and no later one of the same name.
+        Its snapshots stay unless asked otherwise; those in use elsewhere stay in any case. ``session``
+        selects the sandbox that had this session, and no later one of the same name.
         """
         self._present(project, name)
         async with self._context.lock(project, name):
@@ -494,7 +493,7 @@ class Sandboxes:
             return await self._remove_locked(condemned)
 
     def _present(self, project: str, name: str) -> Sandbox:
-        """The sandbox, also while it is being destroyed."""
+        """Return the sandbox, also while it is being destroyed."""
         left = self._store.sandboxes.condemned(project, name)
         return left or self._store.sandboxes.get(project, name)
 
@@ -524,10 +523,10 @@ class Sandboxes:
 
     @with_room
     async def _remove_locked(self, sandbox: Sandbox) -> Sandbox:
-        """Remove a condemned sandbox as its row says. Can be repeated after a crash at any point.
+        """Remove a condemned sandbox as its row says. Safe to repeat after a crash at any point.
 
-        The row goes last, in one transaction with its snapshots: until then the mark on it says what is left
-        to do, and what is on disk afterwards is unknown to the store, and removed when a server starts.
+        The row is deleted last, in one transaction with its snapshots: until then its mark says what remains
+        to be done. Files that remain afterwards are unknown to the store, and removed when a server starts.
         """
         current = self._current_session(sandbox)
         if current is not None:
@@ -544,7 +543,7 @@ class Sandboxes:
         return found is not None and found.sandbox == sandbox.id
 
     def _forget(self, sandbox: Sandbox) -> list[Snapshot]:
-        """Delete the row of a sandbox and of the snapshots that go with it; events stay."""
+        """Delete the row of a sandbox and those of the snapshots deleted with it; events stay."""
         project, removal = sandbox.project, sandbox.destroying
         deleted: list[Snapshot] = []
         if removal is not None and removal.delete_orphan_snapshots:
@@ -569,25 +568,25 @@ class Sandboxes:
         return deleted + unused
 
     async def _clear(self, sessions: list[str], snapshots: list[Snapshot]) -> None:
-        """Delete what a destroyed sandbox left on disk, in the background: no caller waits for it."""
+        """Delete a destroyed sandbox's files, in the background: no caller waits for it."""
         if snapshots:
             await self._snapshots.let_go(snapshots)
         for session in sessions:
             try:
                 await self._context.remove_session(session)
             except Exception as error:
-                # The others do not have to stay for it; a later start removes this one.
+                # The others are removed all the same; a later start removes this one.
                 self._context.log("removing a session failed", session=session, error=repr(error))
         collect_soon(self._context)
 
     async def finish_removals(self) -> None:
         """Destroy the condemned sandboxes that a crash or a failure left."""
         for sandbox in self._store.sandboxes.condemned_everywhere():
-            if not self._context.locked(sandbox.project, sandbox.name):  # else another task is at it
+            if not self._context.locked(sandbox.project, sandbox.name):  # else another task is destroying it
                 await self._finish_removal(sandbox)
 
     def _remove_soon(self, sandbox: Sandbox) -> None:
-        """Remove a condemned sandbox in the background: its lock is held by the task that condemned it."""
+        """Remove a condemned sandbox in the background: the task that condemned it still holds its lock."""
         self._context.spawn(self._finish_removal(sandbox), f"remove {sandbox.id}", finish=True)
 
     async def _finish_removal(self, sandbox: Sandbox) -> None:
@@ -645,7 +644,7 @@ def _moment_after(now_ms: int, lifetime: timedelta | None) -> int | None:
 
 
 def _origin(spec: SandboxSpec) -> str | None:
-    """Return what the sandbox was filled with, for people."""
+    """Return the source of the sandbox's files, as text for people."""
     match spec.source:
         case SnapshotSource(snapshot_id):
             return snapshot_id

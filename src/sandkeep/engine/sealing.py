@@ -1,6 +1,6 @@
-"""What must not lie in the store in plain text: sealed with AES-GCM under a key of the installation.
+"""Seal values that must not be in the store in plain text: AES-GCM under a key of the installation.
 
-Each is bound to what it is for, so that a row copied to another place does not open there.
+Each sealed value is bound to its purpose, so that it cannot be opened in a row copied to another place.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _NONCE = 12
 
 
 class Unopened(Exception):
-    """It was sealed for something else, or with another key."""
+    """The value was sealed for something else, or with another key."""
 
 
 class Seal:
-    """Seals and opens for one purpose. The key is read when it is first needed."""
+    """Seals and opens values for one purpose. The key is read on first use."""
 
     def __init__(self, data_dir: str, purpose: str) -> None:
         self._data_dir = data_dir
         self._purpose = purpose
 
     def seal(self, value: str, binding: str) -> bytes:
-        """What may be written down of a value."""
+        """Return the sealed form of a value."""
         nonce = os.urandom(_NONCE)
         return nonce + self._cipher().encrypt(nonce, value.encode(), binding.encode())
 
     def open(self, sealed: bytes, binding: str) -> str:
-        """The value again. Raises ``Unopened``."""
+        """Return the plain value. Raises ``Unopened``."""
         from cryptography.exceptions import InvalidTag
 
         try:

@@ -1,7 +1,7 @@
 """Secrets by logical name: sealed in the store, opened for netd only, never returned.
 
-Sealed with AES-GCM under a key of the installation, bound to project and name, so that a row copied to
-another project or name does not open.
+Values are sealed with AES-GCM under a key of the installation, bound to project and name, so that a row
+copied to another project or name cannot be opened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LARGEST = 64 << 10
 
 
 class Secret(NamedTuple):
-    """What is shown of a secret."""
+    """The facts that are shown about a secret."""
 
     name: str
     created_ms: int
@@ -26,7 +26,7 @@ class Secret(NamedTuple):
 
 
 class Secrets:
-    """``changed`` is awaited with project and name after a secret was set or removed."""
+    """Secrets of all projects. ``changed`` is awaited with project and name after one was set or removed."""
 
     def __init__(self, services: Services, changed: Callable[[str, str], Awaitable[None]]) -> None:
         self._services = services
@@ -35,7 +35,7 @@ class Secrets:
         self._seal = Seal(services.data_dir, "secrets")
 
     async def set(self, project: str, name: str, value: str) -> Secret:
-        """Store a value, and put it in force where a running session's policy refers to it."""
+        """Store a value, and pass it to netd for running sessions whose policy refers to it."""
         if not NAME.fullmatch(name):
             raise InvalidRequest("a secret's name has letters, digits, '_', '.' and '-'", field="name")
         if not value or len(value) > _LARGEST or any(c in value for c in "\r\n\0"):

@@ -1,4 +1,4 @@
-"""What the parts of the engine that `Context` constructs may use of it.
+"""The part of `Context` that the objects it constructs may use.
 
 A protocol rather than the class, so that those parts do not import the module that constructs them.
 """

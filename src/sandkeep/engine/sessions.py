@@ -1,4 +1,4 @@
-"""Sessions: the gate for operations on them, their watch, and their way through starts, ends and restarts.
+"""Sessions: the gate for operations on them, their watch, and what happens at starts, ends and restarts.
 
 Every method that changes a session expects its caller to hold the sandbox's lock; those named ``…_locked``
 say so. ``starting`` has the start of a session, ``endings`` its end, and ``keeping`` makes the snapshots.
@@ -25,7 +25,7 @@ _WATCH_AGAIN_SECONDS = 1.0
 
 
 class Sessions:
-    """What callers do with sessions. ``starting`` and ``endings`` are for ``Sandboxes``, under the lock."""
+    """Operations of callers on sessions. ``Sandboxes`` uses ``starting`` and ``endings``, under the lock."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -42,10 +42,10 @@ class Sessions:
     # --- the gate ----------------------------------------------------------------------------------------
 
     async def require(self, project: str, session_id: str, operation: Operation) -> Session:
-        """Ask the gate for an operation that runs in the session; returns the session.
+        """Ask the gate for an operation that runs in the session; return the session.
 
         Waits for a session that is starting. The caller does not hold the sandbox's lock, and the session may
-        end right after this: its supervisor refuses what comes too late.
+        end right after this: its supervisor refuses requests that come too late.
         """
         session = self.get(project, session_id)
         if require(operation, session.status, session_id=session_id) is Verdict.WAIT:
@@ -54,10 +54,10 @@ class Sessions:
         return session
 
     async def ask_locked(self, operation: Operation, session: Session) -> tuple[Session, Verdict]:
-        """Ask the gate while holding the sandbox's lock; returns the session as it is now, and the verdict.
+        """Ask the gate while holding the sandbox's lock; return the current session and the verdict.
 
-        Only the lock's holder moves a session. So one that is between two states here was left there, by a
-        crash or by an end that failed, and is brought to its end first.
+        Only the lock's holder moves a session. So a crash or a failed end left any session that is between
+        two states here, and this method first brings it to its end.
         """
         verdict = require(operation, session.status, session_id=session.id)
         if verdict is Verdict.WAIT:
@@ -68,7 +68,7 @@ class Sessions:
     # --- watching ----------------------------------------------------------------------------------------
 
     def watch(self, session: Session) -> None:
-        """Notice when a session ends by itself: at its deadline, by a crash, for want of disk."""
+        """Watch for a session that ends by itself: at its deadline, by a crash, or on a full disk."""
         self._context.spawn(self._watch(session), f"watch {session.id}")
 
     async def _watch(self, session: Session) -> None:
@@ -82,7 +82,7 @@ class Sessions:
                 found = self._store.sessions.find(session.id)
                 if found is None or found.status in TERMINAL:
                     return
-                # Descriptors may have run out, say. An unwatched session would seem to run for ever.
+                # For example, descriptors have run out. An unwatched session would seem to run forever.
                 self._context.log("watching failed", session=session.id, error=repr(error))
                 await asyncio.sleep(_WATCH_AGAIN_SECONDS)
         async with self._context.lock(session.project, session.sandbox_name):
@@ -94,7 +94,7 @@ class Sessions:
         """Return the session after comparing its row with its supervisor.
 
         The caller holds the lock, so a session between two states was left there by a crash, or by an end
-        that failed half-way. It is brought to its end.
+        that failed half-way. This method brings it to its end.
         """
         if session.status in TERMINAL:
             return session
@@ -116,7 +116,7 @@ class Sessions:
     async def stop(self, project: str, session_id: str) -> tuple[Session, Snapshot | None]:
         """End a session; keep its files when its sandbox is persistent, or was when the session started.
 
-        Stopping twice is fine.
+        Stopping twice is allowed.
         """
         session = self.get(project, session_id)
         async with self._context.lock(project, session.sandbox_name):
@@ -133,9 +133,9 @@ class Sessions:
 
     @with_room
     async def stop_when(self, session: Session, due: Callable[[], bool], *, reason: str) -> None:
-        """Stop a running session if it is due, which is asked again under the lock.
+        """Stop a running session if ``due`` returns true, now and again under the lock.
 
-        From that moment on it is ``stopping`` for every request: nothing can begin to use it in between.
+        From then on it is ``stopping`` for every request: none can begin to use it in between.
         """
         if not due():
             return
@@ -147,7 +147,7 @@ class Sessions:
     async def snapshot(
         self, project: str, session_id: str, *, lifetime_ms: int | None = None
     ) -> tuple[Session, Snapshot]:
-        """Keep a session's files, which ends it, persistent sandbox or not."""
+        """Keep a session's files in a snapshot, which ends it, whether its sandbox is persistent or not."""
         session = await self.require(project, session_id, Operation.SNAPSHOT)
         async with self._context.lock(project, session.sandbox_name):
             session = await self.refresh_locked(self.get(project, session_id))
@@ -179,7 +179,7 @@ class Sessions:
     # --- while it runs -----------------------------------------------------------------------------------
 
     async def extend(self, project: str, session_id: str, *, by_ms: int) -> Session:
-        """Give the running session more time. Changes this session only."""
+        """Give the running session more time; later sessions are not affected."""
         session = await self.require(project, session_id, Operation.EXTEND)
         async with self._context.lock(project, session.sandbox_name):
             session, _ = await self.ask_locked(Operation.EXTEND, self.get(project, session_id))
@@ -210,11 +210,11 @@ class Sessions:
     async def checkpoint(
         self, project: str, session_id: str, *, lifetime_ms: int | None = None, key: str | None = None
     ) -> tuple[Session, Snapshot]:
-        """Make a snapshot of a session that goes on. Calls with the same ``key`` make one between them."""
+        """Make a snapshot of a running session. Calls with the same ``key`` make a single one."""
         now = self._context.now_ms()
         snapshot_id = keyed_id("snap", session_id, key) if key else new_id("snap", now_ms=now)
-        # One after the other, under a lock beside the sandbox's own: a copy may take long, and a caller who
-        # stops the session must not wait for it.
+        # One after the other, under a lock of their own: a copy may take long, and a caller that stops the
+        # session must not wait for it.
         async with self._context.lock(session_id, "checkpoint"):
             taken = self._store.snapshots.find(snapshot_id)
             if taken is not None and taken.project == project:
@@ -231,7 +231,7 @@ class Sessions:
             await self._try_to_reconcile(session)
 
     async def settle(self) -> None:
-        """Bring sessions that an earlier failure left between two states to where they were going."""
+        """Complete the moves of sessions that an earlier failure left between two states."""
         for session in self._store.sessions.active_on_host(self._context.driver.host):
             under_way = self._context.locked(session.project, session.sandbox_name)
             if session.status is not SessionStatus.RUNNING and not under_way:
@@ -244,7 +244,7 @@ class Sessions:
                 return
             try:
                 await self._reconcile_one(found)
-            except Exception as error:  # a failure of one does not keep the others
+            except Exception as error:  # a failure of one must not affect the others
                 why = str(error) if isinstance(error, SandkeepError) else repr(error)
                 self._context.log("reconcile failed", session=session.id, error=why)
 
@@ -261,7 +261,7 @@ class Sessions:
             if session.status is not SessionStatus.RUNNING:
                 await self.endings.end(session)
                 return
-            # It goes on. Callers who use it get this error; stop and destroy end it.
+            # It keeps running. Callers that use it get this error; stop and destroy end it.
             self._context.log("a session cannot be used", session=session.id, error=str(error))
             self._context.event("session.unsupported", session, reason=error.details.get("why"))
             self.watch(session)
@@ -273,19 +273,19 @@ class Sessions:
         await self.endings.end(session)
 
     def _correct_deadline(self, session: Session, state: SessionState) -> None:
-        """The wall clock may have been set while no server ran; the supervisor knows what is left."""
+        """Correct the row: the wall clock may have been set, and the supervisor knows the time left."""
         if state.deadline_ms != session.deadline_ms:
             self._store.sessions.update(
                 session.project, session.id, now_ms=self._context.now_ms(), deadline_ms=state.deadline_ms
             )
 
     async def _abandon(self, session: Session) -> None:
-        """End a session that callers never saw. If it is the first of its sandbox, condemn that too."""
+        """End a session that callers never saw. If it is its sandbox's first, condemn the sandbox too."""
         reason = "the server ended while it was starting"
         try:
             await self._context.driver.stop(self._context.ref(session), reason=reason)
         except NotFound:
-            pass  # it did not get as far as the host
+            pass  # it did not reach the host
         await self._context.network.detach(session.id)
         await drives.detach(self._context, session)
         await self._context.storage.discard_session(session.id)

@@ -1,4 +1,4 @@
-"""What an operator decides about an installation. Everything has a default that works on a laptop."""
+"""What an operator configures for an installation. Every setting has a default that works on a laptop."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def _default_images() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    """What an operator decides about the network of every session."""
+    """What an operator configures for the network of every session."""
 
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Names with fixed addresses; no name server is asked about them."""
+    """Names with fixed addresses, for which no name server is asked."""
     allowed: Sequence[str] = ()
-    """Private, loopback or link-local ranges that policies may allow; they are refused otherwise."""
+    """Private, loopback or link-local ranges that policies may allow; others are refused."""
     name_servers: Sequence[str] = ()
-    """Addresses, with a port after ``#`` where it is not 53. None: those of the machine."""
+    """Addresses, with a port after ``#`` if it is not 53. Empty: those of the machine."""
     own_ports: Sequence[int] = ()
-    """Ports the server itself listens on, out of every session's reach."""
+    """Ports the server itself listens on, which no session can reach."""
     connections: int = 1024
-    """Open at once, per session."""
+    """Connections open at once, per session."""
     dns_rate: float = 200
     """Queries per second and session."""
     trusted: Sequence[str] = ()
     """Files with certificates of authorities that inspected servers may have, besides the machine's own."""
     issuer: str = "sandkeep"
-    """Who signs the tokens of forwarded requests: the URL this server is known by, where it has one."""
+    """Issuer of the tokens of forwarded requests: the URL of this server, if it has one."""
     ingress_address: str = "127.0.0.1"
     ingress_port: int = 4280
-    """Where requests to sandboxes' ports are taken; another one when it is in use, and 0 for any."""
+    """Port for requests to sandboxes' ports; another is used when it is taken, and 0 means any."""
     ingress_domain: str | None = None
-    """A domain whose every subdomain leads to the ingress, behind something that speaks TLS."""
+    """A domain whose every subdomain leads to the ingress, behind a proxy that speaks TLS."""
     protect_routes: bool = False
-    """Only requests that show a route's token reach the port."""
+    """Whether only requests with a route's token reach the port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +58,13 @@ class Settings:
     images: Mapping[str, str] = field(default_factory=_default_images)
     """Runtime and managed image names to local images; anything else must name a local image itself."""
     max_timeout_ms: int = _DAY_MS
-    """Longest a session may be given to live, extensions included."""
+    """Longest lifetime a session may be given, extensions included."""
     snapshot_lifetime_ms: int = 30 * _DAY_MS
-    """Of snapshots whose sandbox says nothing; 0 is for ever."""
+    """Lifetime of snapshots whose sandbox has no setting for it; 0 is forever."""
     session_history_ms: int = 30 * _DAY_MS
-    """How long sessions of destroyed sandboxes, and events, are remembered."""
+    """How long sessions of destroyed sandboxes, and events, are kept."""
     set_aside_ms: int = 7 * _DAY_MS
-    """How long layers and sessions on disk are kept that the store does not know."""
+    """How long layers and sessions that the store does not know are kept on disk."""
     max_sandboxes: int = 10_000
     max_active_sessions: int = 1_000
     """Per project."""
@@ -77,7 +77,7 @@ class Settings:
     stop_grace_ms: int = 0
     """Time between SIGTERM and the end when a session stops."""
     durable: bool = False
-    """Answer a stop or snapshot only once its snapshot would survive a power failure."""
+    """Respond to a stop or snapshot only once its snapshot survives a power failure."""
     accept: frozenset[str] = frozenset()
     """Isolation barriers the operator agrees to do without on a machine that cannot build them."""
     fold_depth: int = 30
@@ -86,19 +86,19 @@ class Settings:
     private_sources: bool = False
     """Let git and tarball sources, and images, come from loopback and private addresses."""
     max_image_bytes: int = 20 << 30
-    """Of one image that is pulled: as it is downloaded, and as it is unpacked."""
+    """Size of one pulled image, both as downloaded and as unpacked."""
     max_image_entries: int = 2_000_000
-    """Files, directories and links of one image that is pulled."""
+    """Files, directories and links of one pulled image."""
     max_images: int = 100
-    """Pulled by one project."""
+    """Images pulled by one project."""
     max_images_bytes: int = 100 << 30
-    """Unpacked, of all images of a project."""
+    """Unpacked size of all images of a project."""
     max_source_bytes: int = 10 << 30
-    """Of one git or tarball source as it is fetched."""
+    """Size of one git or tarball source as it is fetched."""
     max_pull_ms: int = 60 * 60 * 1000
     """Time one pull, or the download of a tarball, may take."""
     min_free_percent: float = 5
-    """Of the disk: what pulls leave to everything else."""
+    """Part of the disk that pulls leave free."""
     insecure_registries: Sequence[str] = ()
     """Registries, by host and port, that tokens may pull from over plain HTTP or untrusted certificates."""
     proxy: str | None = None

@@ -37,13 +37,13 @@ class Snapshots:
         return self._store.snapshots.get(project, snapshot)
 
     async def delete(self, project: str, snapshot: str) -> Snapshot:
-        """Delete a snapshot, the current one of a sandbox too. Layers that others stand on stay."""
+        """Delete a snapshot, even the current one of a sandbox. Layers below others stay."""
         await self.delete_all([self.get(project, snapshot)])
         return self.get(project, snapshot)
 
     @with_room
     async def delete_all(self, snapshots: Iterable[Snapshot]) -> None:
-        """Delete several, with one collection of layers that nothing needs any more."""
+        """Delete several snapshots, with one collection of unneeded layers."""
         snapshots = list(snapshots)
         if not snapshots:
             return
@@ -53,7 +53,7 @@ class Snapshots:
         await self.let_go(snapshots)
 
     def bury(self, snapshot: Snapshot) -> None:
-        """Turn the row into a tombstone, in the caller's transaction; call ``let_go`` afterwards."""
+        """Turn the row into a tombstone, in the caller's transaction; the caller then calls ``let_go``."""
         if snapshot.status is SnapshotStatus.DELETED:
             return
         project, made_by = snapshot.project, snapshot.sandbox
@@ -63,7 +63,7 @@ class Snapshots:
         self._context.record("snapshot.deleted", project, sandbox=named, snapshot=snapshot.id)
 
     async def let_go(self, snapshots: Iterable[Snapshot]) -> None:
-        """Release the layers of deleted snapshots, also of those whose deletion got no further before."""
+        """Release the layers of deleted snapshots, also of earlier deletions that were interrupted."""
         holds = [(snapshot.layer, snapshot.id) for snapshot in snapshots]
         await self._context.storage.release_layers(holds)
         collect_soon(self._context)

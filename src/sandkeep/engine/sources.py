@@ -1,8 +1,8 @@
 """Sources of new sandboxes: a git repository or a tar archive that the caller names by URL.
 
 The server fetches the content, because the session may not be allowed to reach it, and unpacks it inside the
-session as its user, so a hostile repository or archive can do harm in the sandbox only. Credentials are used
-for the fetch and not kept. The server's git is confined and limited, see ``engine/fetching.py``.
+session as its user, so a hostile repository or archive can harm the sandbox only. Credentials are used for
+the fetch and not kept. The server's git is confined and limited, see ``engine/fetching.py``.
 
 Unless the operator allows private sources, only public addresses are fetched from. The server decides that
 before it connects, on the address it connects to, and again for every redirect.
@@ -37,7 +37,7 @@ _PORTS: Final = {"http": 80, "https": 443, "git": 9418, "ssh": 22}
 
 
 async def fill(context: Context, session: Session, spec: SandboxSpec) -> None:
-    """Put the specification's source into a running session, before its caller gets it."""
+    """Put the specification's source into a running session, before the caller gets the session."""
     source = spec.source
     if isinstance(source, GitSource):
         await _clone(context, session, source, into_cwd=spec.runtime is not None)
@@ -67,7 +67,7 @@ async def _clone(context: Context, session: Session, source: GitSource, *, into_
 
 
 async def _pinned(url: str, reach: Reach) -> list[tuple[str, str]]:
-    """Return configuration that pins git to the addresses that were judged, if the name changes later."""
+    """Return configuration that pins git to the addresses that were checked, if the name changes later."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
     redirects = [] if reach.private else [("http.followRedirects", "false")]
@@ -131,7 +131,7 @@ class _Git:
 
 
 def _bare(url: str) -> str:
-    """Return the URL without credentials, except the user of ssh, who is part of the address."""
+    """Return the URL without credentials, except an ssh user, which is part of the address."""
     parts = urlsplit(url)
     user = f"{parts.username}@" if parts.username and parts.scheme == "ssh" else ""
     return urlunsplit(parts._replace(netloc=user + parts.netloc.rpartition("@")[2]))
@@ -153,9 +153,9 @@ def _address(source: GitSource) -> str:
 
 
 def _credentials(source: GitSource) -> list[tuple[str, str]]:
-    """Return configuration that sends credentials to that server alone.
+    """Return configuration that sends credentials to that server only.
 
-    Not as an argument: every user of the machine sees arguments of processes.
+    Not as an argument: every user of the machine can read arguments of processes.
     """
     parts = urlsplit(_bare(source.url))
     name, password = _login(source)
@@ -166,7 +166,7 @@ def _credentials(source: GitSource) -> list[tuple[str, str]]:
 
 
 async def _inside(context: Context, session: Session, argv: list[str]) -> None:
-    """Run a command in the session that is not listed among its processes."""
+    """Run a command in the session without listing it among the session's processes."""
     ref = context.ref(session)
     name = new_id("fill", now_ms=context.now_ms())
     process = await context.driver.start_process(
@@ -197,12 +197,12 @@ def _reach(context: Context) -> Reach:
 
 
 def _unreachable(host: str | None) -> InvalidRequest:
-    """The same error for an unknown name, a refused address and a port without a listener."""
+    """Return the same error for an unknown name, a refused address and a port without a listener."""
     return InvalidRequest(f"{host} cannot be reached", field="source.url", hint=HINT)
 
 
 def open_url(url: str, reach: Reach) -> fetch.Exchange:
-    """Return the response to a GET, redirects followed; ``reach`` judges each address before a connection.
+    """Return the response to a GET, redirects followed; ``reach`` checks each address before connecting.
 
     Raises:
         Unreachable: an address is refused or does not answer.
@@ -229,7 +229,7 @@ async def _download(url: str, reach: Reach, settings: Settings) -> AsyncIterator
                 raise InvalidRequest(
                     f"cannot fetch {url}: the server answers {response.status}", field="source.url"
                 )
-            # What has arrived, and no more: a server that sends a byte a minute must not hold a thread.
+            # Only bytes that have arrived: a server that sends a byte a minute must not hold a thread.
             while chunk := await loop.run_in_executor(None, response.read1, _CHUNK):
                 size += len(chunk)
                 if size > most:

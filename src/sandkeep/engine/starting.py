@@ -20,11 +20,11 @@ Fill = Callable[[Session], Awaitable[None]]
 
 _SPARE_FILES = 64
 _FILES_OF_A_START = 16
-"""Descriptors that starting a session takes for a while, at most."""
+"""Most descriptors that starting a session takes temporarily."""
 
 
 class Starting:
-    """Starts sessions. ``watch`` is called with each session that runs."""
+    """Starts sessions. ``watch`` is called with each running session."""
 
     def __init__(self, context: Context, watch: Callable[[Session], None]) -> None:
         self._context = context
@@ -37,7 +37,7 @@ class Starting:
         if self._store.sessions.count_active(project) >= most:
             raise LimitReached(f"the project has {most} active sessions", limit="sessions", value=most)
         try:
-            # Half-way there would be none left to undo what was begun.
+            # Half-way through, none would be left to undo the start.
             openfiles.require_room(_SPARE_FILES + _FILES_OF_A_START * self._starting)
         except OSError as error:
             raise files_exhausted(error) or error from error
@@ -47,7 +47,7 @@ class Starting:
     ) -> Session:
         """Record a session that is about to start. The store refuses a second active one of a sandbox.
 
-        The ``first`` one was requested with its sandbox, which distinguishes it from later ones.
+        The ``first`` session was requested together with its sandbox, which distinguishes it from later ones.
         """
         now = sandbox.created_ms if first else self._context.now_ms()
         session = first_row(self._context, sandbox, now_ms=now, source=source, interactive=interactive)
@@ -55,9 +55,9 @@ class Starting:
         return session
 
     async def boot_locked(self, sandbox: Sandbox, session: Session, fill: Fill | None = None) -> Session:
-        """Start what ``record_locked`` wrote down. On failure the session is ``failed`` and nothing runs.
+        """Start the session of ``record_locked``. On failure it is ``failed`` and nothing runs.
 
-        Callers see it as ``pending`` until ``fill`` is done with it.
+        Callers see it as ``pending`` until ``fill`` has returned.
         """
         self._starting += 1
         try:
@@ -102,7 +102,7 @@ class Starting:
                 self._context.condemn(sandbox)
 
     async def _attach_and_fill(self, session: Session, listeners: Sequence[int], fill: Fill | None) -> None:
-        """Put the session's network policy in force and fill it, or end it: it never runs without."""
+        """Enforce the session's network policy and fill it, or end it: it never runs without either."""
         try:
             await self._context.network.attach(session, listeners)
             if fill is not None:
@@ -120,7 +120,8 @@ class Starting:
                 rootfs, warnings = await self._context.storage.rootfs(
                     session.image,
                     layer_id=session.layer_base,
-                    # A snapshot is its project's, and so is what it stands on, whatever its names are now.
+                    # A snapshot belongs to its project, and so do the layers below it, independent of image
+                    # names.
                     project_id=session.project if session.source_snapshot is None else None,
                     progress=progress,
                 )
@@ -130,7 +131,7 @@ class Starting:
         return Composed(await drives.mount(self._context, session, rootfs), warnings)
 
     def source_of(self, sandbox: Sandbox) -> Snapshot | None:
-        """What the next session starts from. A snapshot that is gone is an error, not a fresh start."""
+        """Return the next session's snapshot. A snapshot that is gone is an error, not a fresh start."""
         if sandbox.current_snapshot is None:
             return None
         snapshot = self._store.snapshots.find(sandbox.current_snapshot)
@@ -145,7 +146,7 @@ class Starting:
 
 
 def _enforced(state: SessionState) -> dict[str, Any]:
-    """Return what a session's row says about its barriers and limits."""
+    """Return the columns about a session's barriers and limits."""
     return {
         "barriers": {name: found.to_json() for name, found in state.barriers.items()},
         "limits": {name: found.to_json() for name, found in state.limits.items()},

@@ -1,7 +1,7 @@
 """Chores the engine runs by itself: missed deadlines, idle sessions, expiry, durability, garbage.
 
-One task, woken by a clock. Each chore is small, can be cut off at any point and picked up at the next turn,
-and fails alone, for one sandbox alone: its error is logged and the others go on.
+One task, woken by a clock. Each chore is small, can be interrupted at any point and continued in the next
+cycle, and fails separately, for one sandbox: its error is logged and the others continue.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sandkeep.store.identity import write as write_identity
 from sandkeep.store.rows import ProcessKind, Sandbox, Session, SessionStatus, Snapshot, SnapshotStatus
 
 IDLE: Final = "idle"
-"""Why a session ended that was unused for as long as its idle timeout."""
+"""Why a session ended that was unused for its idle timeout."""
 _TURN_SECONDS = 5.0
 
 
 class _Times(NamedTuple):
-    """Of a running session, on the steady clock."""
+    """Times of a running session, on the steady clock."""
 
     timeout_ms: int
-    """The time it was given when this was learned."""
+    """The timeout it had when these were read."""
     due: int | None
 
 
@@ -75,7 +75,7 @@ class Upkeep:
 
     @contextmanager
     def _alone(self, chore: str, about: str) -> Iterator[None]:
-        """Log and swallow an error; the chore is tried again at the next turn, and the others go on."""
+        """Log and swallow an error; the chore is retried in the next cycle, and the others continue."""
         try:
             yield
         except Exception as error:
@@ -93,11 +93,11 @@ class Upkeep:
         try:
             layer = await self._context.storage.sync_layer(snapshot.layer)
             size = await self._context.storage.measure_layer(snapshot.layer)
-            await self._context.sync_store()  # a layer without its row would be nobody's
+            await self._context.sync_store()  # a layer without its row would have no owner
         except LayerError:
             if self._store.snapshots.get(snapshot.project, snapshot.id).status is SnapshotStatus.CREATED:
                 raise
-            return  # deleted while we were getting to it
+            return  # deleted meanwhile
         now = layer.synced_ms or self._context.now_ms()
         self._store.snapshots.mark_synced(snapshot.project, snapshot.id, size_bytes=size, now_ms=now)
         if snapshot.sandbox is not None:
@@ -108,10 +108,10 @@ class Upkeep:
                 await self._fold_chain(sandbox, snapshot)
 
     async def _fold_chain(self, sandbox: Sandbox, snapshot: Snapshot) -> None:
-        """Keep the chain short that the next session of a sandbox will stand on.
+        """Keep the chain short that the next session of a sandbox will run on.
 
-        Every stop adds a layer, and a session looks through all of them. Folding changes nothing that exists,
-        so no lock is needed and no caller waits.
+        Every stop adds a layer, and a session searches all of them. Folding changes no existing directory, so
+        no lock is needed and no caller waits.
         """
         if snapshot.id == sandbox.current_snapshot:
             try:
@@ -121,11 +121,11 @@ class Upkeep:
                     max_depth=self._context.settings.fold_depth,
                 )
             except SandkeepError as error:
-                # It, or its image, was deleted in between. A session that still starts from it has it folded.
+                # It, or its image, was deleted meanwhile. A session that still starts from it has it folded.
                 self._context.log("folding failed", snapshot=snapshot.id, error=str(error))
 
     async def _end_overdue(self) -> None:
-        """Sessions end themselves at their deadline; this finds those whose supervisor could not."""
+        """End sessions past their deadline whose supervisor could not; the others end themselves."""
         running = self._running()
         self._times = {s.id: self._times[s.id] for s in running if s.id in self._times}
         for session in running:
@@ -135,18 +135,18 @@ class Upkeep:
                     await self._sessions.stop(session.project, session.id)
 
     async def _times_of(self, session: Session) -> _Times:
-        """Return the times by the supervisor's clock; asked for again when the session was extended."""
+        """Return the times by the supervisor's clock; ask again when the session was extended."""
         known = self._times.get(session.id)
         if known is None or known.timeout_ms != session.timeout_ms:
             try:
                 state = await self._context.driver.state(self._context.ref(session))
             except HostCannot:
-                # Its supervisor speaks an unsupported protocol; the row is all there is.
+                # Its supervisor speaks an unsupported protocol; use the row.
                 state = SessionState(status="running", deadline_ms=session.deadline_ms)
             now = clock.steady_ms()
             left = state.remaining_ms
             if left is None and state.deadline_ms is not None:
-                # A supervisor of an earlier version says it by the wall clock only.
+                # A supervisor of an earlier version reports it by the wall clock only.
                 left = state.deadline_ms - self._context.now_ms()
             due = None if left is None else now + left
             known = _Times(session.timeout_ms, due)
@@ -184,7 +184,7 @@ class Upkeep:
         self._activity.printed(session.id, found)
 
     async def keep_activity(self) -> None:
-        """Write down how long sessions have been idle, before the server ends."""
+        """Save how long sessions have been idle, before the server ends."""
         self._activity.save((session.id for session in self._limited()), exactly=True)
 
     async def _expire_snapshots(self) -> None:
@@ -201,9 +201,10 @@ class Upkeep:
         self._store.events.forget_everywhere(before_ms=before)
 
     async def keep_store(self) -> None:
-        """Write the store's log back, and note beside the layers how far the store is.
+        """Write the store's log back, and record beside the layers the store's generation.
 
-        So the log never holds more than a few seconds, and an older store, a restored one say, is recognised.
+        So the log never holds more than a few seconds, and an older store, such as a restored one, is
+        recognised.
         """
         if self._store.changes == self._kept:
             return

@@ -1,8 +1,8 @@
 """One connection that carries numbered requests and their responses, as frames of `sandkeep.shared.protocol`.
 
-For event loops. Requests are answered in any order; a request may expect more than one response, each under a
-number of its own. Not a stream: a response is a frame or two, and the machinery of streams would cost more
-than decoding it.
+For event loops. Responses come in any order; a request may expect more than one response, each under a number
+of its own. Not an asyncio stream: a response is a frame or two, and a stream would cost more than decoding
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Channel(asyncio.Protocol):
     """The client's side of a connection."""
 
     def __init__(self, lost: Callable[[], Exception]) -> None:
-        """``lost`` returns the error of requests under way when the connection is lost."""
+        """Create a client; ``lost`` returns the error for pending requests when the connection is lost."""
         self._lost = lost
         self._decoder = protocol.FrameDecoder()
         self._waiting: dict[int, ResponseFuture] = {}
@@ -65,7 +65,7 @@ class Channel(asyncio.Protocol):
             self.drop(self._lost())
 
     def drop(self, error: Exception) -> None:
-        """Close the connection; requests under way fail with ``error``."""
+        """Close the connection; pending requests fail with ``error``."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -76,16 +76,16 @@ class Channel(asyncio.Protocol):
                 future.set_exception(error)
 
     def numbers(self, count: int) -> range:
-        """Return numbers that no request of this connection has had."""
+        """Return numbers that no request of this connection has used."""
         self._last += count
         return range(self._last - count + 1, self._last + 1)
 
     def send(
         self, body: dict[str, Any], *numbers: int, blob: bytes = b"", progress: Progress | None = None
     ) -> list[ResponseFuture]:
-        """Send a request; return the futures of the responses under each of the numbers.
+        """Send a request; return one future per number, for the response under that number.
 
-        The request itself has the first number, to which ``progress`` belongs.
+        The request itself has the first number, and ``progress`` is for that one.
         """
         loop = asyncio.get_running_loop()
         futures: list[ResponseFuture] = [loop.create_future() for _ in numbers]
@@ -97,7 +97,8 @@ class Channel(asyncio.Protocol):
                 raise ConnectionResetError
             self._transport.write(protocol.encode(body, blob))
         except (RuntimeError, OSError):
-            # uvloop raises at once when the connection is closed; asyncio calls ``connection_lost`` later.
+            # uvloop raises immediately when the connection is closed; asyncio calls ``connection_lost``
+            # later.
             self.drop(self._lost())
         return futures
 

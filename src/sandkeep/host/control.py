@@ -1,11 +1,10 @@
-"""Talking to a supervisor from an event loop.
+"""Talk to a supervisor from an event loop.
 
-``Control`` keeps one multiplexed connection per session for small requests and opens one per file operation,
-which has its connection to itself. A supervisor that is gone is told apart from one that ended its session
-by the ``state.json`` it leaves.
+``Control`` keeps one multiplexed connection per session for small requests and opens a separate one for each
+file operation. When a supervisor is gone, the ``state.json`` it left shows whether it had ended its session.
 
-The content of large files need not come through here: ``Download`` and ``Upload`` let the supervisor send and
-receive it on a socket that it is handed for the purpose.
+The content of large files need not pass through this process: ``Download`` and ``Upload`` let the supervisor
+send and receive it directly on a client's socket, which is passed to it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from sandkeep.shared import protocol
 from sandkeep.shared.sealed import read_sealed
 
 DIRECT_BYTES: Final = 256 << 10
-"""From here on a socket is handed over; below, that costs as much as it saves."""
+"""Files of at least this size go through a passed socket; below it, passing one costs as much as it saves."""
 _PIECE: Final = 1 << 20
 
 
 @contextmanager
 def _reaching(directory: str) -> Iterator[str]:
-    """Where to connect to the supervisor of a session directory, however long that path is."""
+    """Yield where to connect to the supervisor of a session directory, however long that path is."""
     try:
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -41,23 +40,23 @@ def _reaching(directory: str) -> Iterator[str]:
     try:
         yield f"/proc/self/fd/{fd}/supervisor.sock"
     except (FileNotFoundError, ConnectionError):
-        # Also reset: it ended with us in its queue.
+        # Also on reset: the supervisor ended while this connection was in its queue.
         raise gone(directory) from None
     finally:
         os.close(fd)
 
 
 async def connect(directory: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to a supervisor for one file operation."""
+    """Connect to a supervisor for one file operation."""
     with _reaching(directory) as path:
         return await asyncio.open_unix_connection(path, limit=1 << 20)
 
 
 def read_state(directory: str) -> dict[str, Any]:
-    """What the supervisor last wrote about its session; empty when it never got that far.
+    """Return what the supervisor last wrote about its session; empty when it wrote nothing yet.
 
-    A damaged record says as much as none: whoever holds the session's lock is the one to ask, and when nobody
-    does the session is over.
+    A damaged record counts as none: the supervisor that holds the session's lock knows the state, and if no
+    process holds the lock the session is over.
     """
     try:
         return read_sealed(f"{directory}/state.json")
@@ -66,7 +65,7 @@ def read_state(directory: str) -> dict[str, Any]:
 
 
 def gone(directory: str) -> SandkeepError:
-    """Why nobody answers for a session."""
+    """Return the error that says why a session has no supervisor."""
     state, name = read_state(directory), os.path.basename(directory)
     if state.get("status") == "stopped":
         reason = state.get("reason") or "stopped"
@@ -82,16 +81,16 @@ async def read_frame(reader: asyncio.StreamReader) -> protocol.Frame:
 
 
 class ProcessFutures(NamedTuple):
-    """What a supervisor announces about a process without being asked again."""
+    """What a supervisor announces about a process without a further request."""
 
     more: ResponseFuture
-    """As the response to ``process.output`` from offset 0."""
+    """Has the form of a response to ``process.output`` from offset 0."""
     end: ResponseFuture
-    """As the response to ``process.wait``."""
+    """Has the form of a response to ``process.wait``."""
 
 
 class Control:
-    """One session's supervisor, as seen from here. Connects when first used."""
+    """The client of one session's supervisor. Connects on first use."""
 
     def __init__(self, directory: str, generation: int) -> None:
         self._directory = directory
@@ -99,17 +98,17 @@ class Control:
         self._channel: Channel | None = None
         self._connecting: asyncio.Lock = asyncio.Lock()
         self._protocol: int | None = None
-        """The newest protocol of the supervisor, once ``check`` knows that this version can talk to it."""
+        """The newest protocol of the supervisor, once ``check`` has found that this version supports it."""
 
     async def close(self, why: SandkeepError | None = None) -> None:
-        """Disconnect; requests under way fail with ``why``."""
+        """Disconnect; pending requests fail with ``why``."""
         if self._channel is not None:
             self._channel.drop(why or TransportError("closed"))
 
     # --- the supervisor's version ------------------------------------------------------------------------
 
     async def check(self) -> int:
-        """Return the supervisor's protocol. Every request comes after this, so none reaches one that differs.
+        """Return the supervisor's protocol; called before every request, so that none is sent in another.
 
         Raises:
             HostCannot: this version does not speak the supervisor's protocol.
@@ -155,9 +154,9 @@ class Control:
         return answer
 
     async def start(self, **body: Any) -> tuple[dict[str, Any], ProcessFutures | None]:
-        """Start a process; return the response, and the announcements that are to follow.
+        """Start a process; return the response, and the announcements that will follow.
 
-        The latter are ``None`` from supervisors of earlier versions, which have to be asked.
+        The latter are ``None`` from supervisors of earlier versions, which must be asked instead.
         """
         channel = await self._connected()
         number, more, end = channel.numbers(3)
@@ -170,7 +169,7 @@ class Control:
             channel.forget(number, more, end)
             for future in later:
                 if not future.cancel():
-                    future.exception()  # the same error as this request's: nothing else retrieves it
+                    future.exception()  # same error as the request's own: no other code retrieves it
             raise
         if not known:
             channel.forget(more, end)
@@ -191,7 +190,7 @@ class Control:
     async def files(
         self, operation: str, *, data: AsyncIterable[bytes] | None = None, **body: Any
     ) -> tuple[dict[str, Any], bytes]:
-        """A file operation whose result is small; returns its answer and the data that came with it."""
+        """Do a file operation with a small result; return its response and the data that came with it."""
         parts: list[bytes] = []
         answer: dict[str, Any] = {}
         async for item in self._exchange(operation, data, body):
@@ -202,13 +201,13 @@ class Control:
         return answer, b"".join(parts)
 
     async def read(self, operation: str, **body: Any) -> AsyncIterator[bytes]:
-        """A file operation that yields content as it comes."""
+        """Do a file operation that yields content as it arrives."""
         async for item in self._exchange(operation, None, body):
             if isinstance(item, bytes):
                 yield item
 
     async def open_read(self, *, direct: bool, **body: Any) -> Download:
-        """Open a file; ``direct`` if there is a socket to send it to, should it be large."""
+        """Open a file; ``direct`` if a large one can be sent to a socket."""
         if direct:
             body["direct"] = DIRECT_BYTES
         exchange = await self._open("read", body)
@@ -219,7 +218,7 @@ class Control:
             raise
 
     async def open_write(self, **body: Any) -> Upload | None:
-        """Open a file for content on a socket; ``None`` if the supervisor is too old for that."""
+        """Open a file for content from a socket; ``None`` if the supervisor is too old for that."""
         if await self.check() < protocol.DIRECT:
             return None
         exchange = await self._open("write", {"direct": True, **body})
@@ -263,7 +262,7 @@ class Control:
             if feeder is not None and feeder.done() and not feeder.cancelled():
                 failure = feeder.exception()
                 if failure is not None and not isinstance(failure, ConnectionError):
-                    raise failure from None  # the source failed, and with it the operation
+                    raise failure from None  # the source of the data failed, and with it the operation
             raise gone(self._directory) from None
         finally:
             if feeder is not None:
@@ -279,13 +278,13 @@ class Control:
                     view = view[_PIECE:]
             await _write(writer, protocol.encode({"end": True}))
         except Exception:
-            # The source failed: cut the connection, so that what was sent never becomes a file.
+            # The source failed: close the connection, so that the data sent so far never becomes a file.
             writer.transport.abort()
             raise
 
 
 class _Exchange:
-    """A file operation under way, on a connection of its own."""
+    """A file operation in progress, on a connection of its own."""
 
     def __init__(self, directory: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._directory = directory
@@ -294,7 +293,7 @@ class _Exchange:
         self.answered = False
 
     async def frame(self) -> protocol.Frame:
-        """What the supervisor says next; refusals are raised."""
+        """Return the supervisor's next frame; raise a refusal."""
         try:
             body, blob = await read_frame(self._reader)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -305,7 +304,7 @@ class _Exchange:
         return body, blob
 
     def hand_over(self, fd: int, *, left: int, first: bytes) -> None:
-        """Give a socket away. The supervisor has asked for it, so nothing else is on its way there."""
+        """Pass a socket to the supervisor. It has asked for it, so no other data is in transit."""
         said = json.dumps({"left": left}).encode()
         own = self._writer.get_extra_info("socket").fileno()
         try:
@@ -340,7 +339,7 @@ class Download:
             raise shrank()
 
     async def send_to(self, fd: int) -> None:
-        """Let the supervisor send all of it to a socket."""
+        """Let the supervisor send the whole content to a socket."""
         self._exchange.hand_over(fd, left=0, first=b"")
         body, _ = await self._exchange.frame()
         if body is None or body["ok"]["sent"] != self.length:
@@ -351,14 +350,14 @@ class Download:
 
 
 class Upload:
-    """An open file that takes its content from a socket. If it is closed before that, no file appears."""
+    """An open file that gets its content from a socket. If closed before it has all, no file appears."""
 
     def __init__(self, exchange: _Exchange) -> None:
         self._exchange = exchange
 
     @property
     def answered(self) -> bool:
-        """Whether the supervisor has responded, and so has read everything it was to read."""
+        """Whether the supervisor has responded, and so has read all of the content."""
         return self._exchange.answered
 
     async def receive_from(self, fd: int, *, left: int, first: bytes) -> int:

@@ -1,7 +1,7 @@
 """Recognise a data directory, and find the processes that belong to it.
 
-Used to remove one, which must work when half of it is gone already: nothing here needs a store, a server or a
-complete directory, and nothing here touches a directory that may belong to another program.
+Used to remove one, which must work when half of it is gone already: no function here needs a store, a server
+or a complete directory, and none touches a directory that may belong to another program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OURS: Final = re.compile(
     r"|activity\.json|jwt\.key|netd\.(lock|log|sock)|server\.(json|lock|log|sock)|settings\.json|start\.lock"
     r"|store\.db.*|[a-z.]+\.new|\.[0-9a-f]+\.part|\.deep-\d+)"
 )
-"""Names of what sandkeep puts into a data directory."""
+"""Names of the entries that sandkeep makes in a data directory."""
 _MARKS: Final = {
     ".": re.compile(r"store\.db|jwt\.key|(netd|server|start)\.lock"),
     "layers": re.compile(r"\.identity|\.lock|lay_\w+"),
@@ -35,7 +35,7 @@ _MARKS: Final = {
     "images/records": re.compile(r"[0-9a-f]{64}"),
     "reserve": re.compile(r"\d-(bytes|small-\d+)"),
 }
-"""Files that only sandkeep makes, by directory. One is enough: the rest may have been removed."""
+"""Files that only sandkeep makes, by directory. One is sufficient: the rest may have been removed."""
 _SOME: Final = 3
 _TITLES: Final = re.compile(rb"sandkeep-(zygote|ready|netd|supervisor [^ ]+)")
 _POLL: Final = 0.02
@@ -48,7 +48,7 @@ class LeftProcess(NamedTuple):
 
 
 def check(directory: str) -> bool:
-    """Refuse what is not a data directory of this user's; False when nothing at all is there."""
+    """Refuse a directory that is not a data directory of this user; return False when it does not exist."""
     try:
         names = [name for name in os.listdir(directory) if name != DISKS_OWN]
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def _not_yours(directory: str) -> AccessDenied:
 
 
 def server_of(directory: str) -> int | None:
-    """The process that serves a data directory, by the lock it holds."""
+    """Return the process that serves a data directory, by the lock it holds."""
     path = os.path.join(directory, "server.lock")
     if not is_locked(path):
         return None
@@ -113,13 +113,13 @@ def server_of(directory: str) -> int | None:
     raise HostCannot(
         f"an unknown process serves {directory}",
         part="server",
-        why=f"{path} is locked, and says not by whom",
+        why=f"{path} is locked, and does not name the process",
         hint=f"stop it: 'fuser {path}' finds it",
     )
 
 
 def processes_of(directory: str) -> Iterator[LeftProcess]:
-    """Everything else that runs for a data directory, also when its files were deleted under it."""
+    """Yield every other process of a data directory, even if its files were deleted while it ran."""
     wanted = os.fsencode(directory)
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -146,7 +146,7 @@ def _follows(arguments: list[bytes], option: bytes, value: bytes) -> bool:
 
 
 def end_server(pid: int) -> None:
-    """Have a server end as an operator would; sessions stay. By force when it does not."""
+    """End a server as an operator would, by force if it does not end; sessions keep running."""
     _signal(pid, signal.SIGTERM)
     if not _gone(pid, GRACE_SECONDS):
         _signal(pid, signal.SIGKILL)
@@ -156,8 +156,8 @@ def end_server(pid: int) -> None:
 def end_processes(directory: str) -> list[LeftProcess]:
     """End the processes of a data directory that is to be removed, and return those that do not end.
 
-    Sessions that can be stopped were stopped before, so the rest is not needed. Servers first: processes that
-    they started end with them and clean up after themselves.
+    Sessions that can be stopped were stopped before, so the remaining processes are not needed. Servers
+    first: the processes that they started end with them and clean up after themselves.
     """
     for first, number, seconds in (
         (("server", "sandkeep-netd", "sandkeep-supervisor"), signal.SIGTERM, GRACE_SECONDS),
@@ -167,7 +167,7 @@ def end_processes(directory: str) -> list[LeftProcess]:
         found = list(processes_of(directory))
         for process in found:
             if process.what.startswith(first):
-                supervisor = process.what.startswith("sandkeep-supervisor")  # they take no notice of SIGTERM
+                supervisor = process.what.startswith("sandkeep-supervisor")  # they ignore SIGTERM
                 _signal(process.pid, signal.SIGKILL if supervisor else number)
         until = time.monotonic() + seconds
         while found and time.monotonic() < until:
@@ -180,7 +180,7 @@ def end_processes(directory: str) -> list[LeftProcess]:
 
 
 def _remove_groups(directory: str) -> None:
-    """Control groups of supervisors that were killed."""
+    """Remove control groups of supervisors that were killed."""
     for group in cgroup.detect(parent=cgroup.group_name(directory)).open_leftovers():
         with suppress(OSError):  # an empty group does no harm
             group.remove()
@@ -200,7 +200,7 @@ def _signal(pid: int, number: int) -> None:
 
 def _gone(pid: int, seconds: float) -> bool:
     until = time.monotonic() + seconds
-    while _command_line(pid):  # none is left of a process that only waits for its parent
+    while _command_line(pid):  # a zombie has no command line
         if time.monotonic() > until:
             return False
         time.sleep(_POLL)

@@ -28,7 +28,7 @@ from sandkeep.shared.outputlog import Item
 
 
 class SessionRef(NamedTuple):
-    """Names one session on one host, for ever."""
+    """Identifies one session on one host; never reused."""
 
     host: str
     session: str
@@ -48,7 +48,7 @@ class Limits:
     pids: int | None = 4096
     disk_bytes: int | None = None
     explicit: frozenset[str] = frozenset()
-    """Of ``memory``, ``cpu``, ``pids``. Disk is watched, never exact."""
+    """A subset of ``memory``, ``cpu``, ``pids``. Disk is watched, never exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class SessionSpec:
     limits: Limits = field(default_factory=Limits)
     deadline_ms: int | None = None
     timeout_ms: int | None = None
-    """How long that is from now. Later changes are measured from it, however the wall clock is set."""
+    """Time left until the deadline. Later changes are measured from it, however the wall clock is set."""
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     cwd: str | None = None
@@ -71,9 +71,9 @@ class SessionSpec:
     """The default user's home directory, if not the one in the image's accounts."""
     hostname: str = "sandbox"
     volatile: bool = False
-    """Its files are not kept: the kernel may skip making them durable."""
+    """The session's files are not kept: the kernel may skip making them durable."""
     accept: frozenset[str] = frozenset()
-    """Barriers that may be absent where the machine cannot build them, by the operator's consent."""
+    """Barriers that may be absent where the machine cannot build them; the operator has agreed to that."""
     shm_bytes: int = 64 << 20
     log_cap_bytes: int = 128 << 20
 
@@ -96,9 +96,9 @@ class ProcessSpec:
     pty: tuple[int, int] | None = None
     """Rows and columns of a terminal to run in."""
     kill_after_ms: int | None = None
-    """After this long the driver kills the process and its descendants."""
+    """Time after which the driver kills the process and its descendants."""
     grace_ms: int | None = None
-    """Then they get SIGTERM first, and SIGKILL this much later."""
+    """If set, they get SIGTERM first, and SIGKILL this much later."""
     rlimits: Mapping[str, int] = field(default_factory=dict)
     log_cap_bytes: int | None = None
 
@@ -112,7 +112,7 @@ class Capabilities:
     pty: bool = True
     checkpoint: bool = True
     freeze: str = "cgroup"
-    """``cgroup``, or ``signals`` where processes can notice."""
+    """``cgroup``, or ``signals``, which processes can notice."""
     limits: Mapping[str, str] = field(default_factory=dict)
     """Per resource: empty when it can be enforced, otherwise why not."""
 
@@ -123,12 +123,12 @@ class Created:
 
     state: SessionState
     listeners: tuple[int, ...] = ()
-    """As ``Driver.listeners`` returns them, if they were asked for; the caller owns them."""
+    """The result of ``Driver.listeners``, if the caller asked for it; the caller owns the descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acting:
-    """As whom a file operation is done, and where relative paths start."""
+    """The user that does a file operation, and the directory that relative paths start from."""
 
     user: str | int | None = None
     """By default the session's default user."""
@@ -146,23 +146,23 @@ class WriteOptions:
 
     mode: int | None = None
     parents: bool = False
-    """Make missing directories."""
+    """Create missing directories."""
     append: bool = False
     exclusive: bool = False
     """Fail if the file exists."""
     size: int | None = None
-    """How many bytes will come, if that is known."""
+    """Number of bytes that will come, if known."""
 
 
 class ProcessHandle(Protocol):
     """A process that was started through this driver object.
 
-    It has at hand what the host announces about the process, so that the first output and the exit arrive
-    without another request. A process that was started earlier is reached by its id, through the `Driver`.
+    It holds the host's announcements about the process, so that the first output and the exit arrive without
+    another request. A process that was started earlier is reached by its id, through the `Driver`.
     """
 
     record: ProcessRecord
-    """As it was when the process had started."""
+    """The record at the time the process had started."""
 
     async def wait(self) -> ProcessRecord:
         """Return the record once the process has ended, as ``Driver.wait_process``."""
@@ -191,7 +191,7 @@ class Download(Protocol):
 
 
 class Upload(Protocol):
-    """A file of a session, open for content on a socket. It appears once all of the content is there."""
+    """A file of a session, open for content from a socket. It appears once all of the content has arrived."""
 
     @property
     def answered(self) -> bool: ...
@@ -228,7 +228,7 @@ class Files(Protocol):
         acting: Acting = ...,
         options: WriteOptions = ...,
     ) -> int:
-        """Replace a file by what ``data`` yields, all of it or nothing; return the number of bytes."""
+        """Replace a file by the content of ``data``, all of it or nothing; return the number of bytes."""
 
     async def extract(
         self, path: str, data: AsyncIterable[bytes], acting: Acting = ..., *, keep_owner: bool = False
@@ -249,10 +249,10 @@ class Files(Protocol):
     async def lines(
         self, path: str, acting: Acting = ..., *, start: int, limit: int, max_bytes: int
     ) -> FileLines:
-        """Return ``limit`` lines from line ``start``, the first being 1, as far as ``max_bytes`` allow."""
+        """Return ``limit`` lines starting at line ``start`` (from 1), as many as ``max_bytes`` allows."""
 
     async def open_write(self, path: str, acting: Acting = ..., options: WriteOptions = ...) -> Upload | None:
-        """Open a file to write content that is on a socket; ``None`` where that is not possible."""
+        """Open a file to write content from a socket; ``None`` where that is not possible."""
 
     def archive(
         self, paths: Sequence[str], acting: Acting = ..., *, ignore: Sequence[str] = ()
@@ -262,7 +262,7 @@ class Files(Protocol):
     def watch(
         self, path: str, acting: Acting = ..., *, recursive: bool = True
     ) -> AsyncIterator[Sequence[FileChange]]:
-        """Yield changes below a directory, in batches; the first, empty batch says that watching began."""
+        """Yield changes below a directory, in batches; an empty first batch says that watching began."""
 
 
 class Driver(Protocol):
@@ -271,10 +271,10 @@ class Driver(Protocol):
     host: str
 
     async def start(self) -> None:
-        """Make the host ready for sessions, if it is not."""
+        """Prepare the host for sessions, unless it is prepared."""
 
     async def close(self) -> None:
-        """Disconnect. Sessions stay."""
+        """Disconnect. Sessions keep running."""
 
     def capabilities(self) -> Capabilities: ...
 
@@ -286,14 +286,14 @@ class Driver(Protocol):
     async def create(self, spec: SessionSpec, *, network: bool = False) -> Created:
         """Start a session, with every barrier and limit in force; ``network`` if listeners are wanted.
 
-        Raises `WrongState` if there has been a session of that id. On any error nothing of it is left.
+        Raises `WrongState` if the id was used before. On any error nothing of the session is left.
         """
 
     async def state(self, ref: SessionRef) -> SessionState:
-        """Return the state of a session, running or ended. Raises `NotFound` if the host has none of it."""
+        """Return the state of a session, running or ended. Raises `NotFound` if the host does not know it."""
 
     async def stop(self, ref: SessionRef, *, reason: str, grace_ms: int = 0) -> SessionState:
-        """End a session and everything in it; return its final state. Can be repeated."""
+        """End a session and everything in it; return its final state. Safe to repeat."""
 
     async def wait_stopped(self, ref: SessionRef) -> SessionState:
         """Return the final state of a session once it has ended."""
@@ -303,7 +303,7 @@ class Driver(Protocol):
     ) -> int | None:
         """Change when a session ends; return that time by the wall clock.
 
-        ``timeout_ms``, the whole time it has from its start, counts before ``deadline_ms``.
+        ``timeout_ms``, the total time from the session's start, takes precedence over ``deadline_ms``.
         """
 
     async def usage(self, ref: SessionRef) -> Usage: ...
@@ -317,7 +317,7 @@ class Driver(Protocol):
         """Return once nothing of an ended session is in use, so that its files can be moved or deleted."""
 
     async def sessions(self) -> Sequence[SessionRef]:
-        """Return every session that this host has something of, running or not."""
+        """Return every session that has files or processes on this host, running or not."""
 
     async def origin(self, ref: SessionRef) -> SessionOrigin | None:
         """Return what a session was started with; ``None`` once its files are published or discarded.
@@ -328,7 +328,7 @@ class Driver(Protocol):
     # --- network
 
     async def listeners(self, ref: SessionRef) -> Sequence[int]:
-        """Return descriptors that a session's traffic arrives at, and the leash to its supervisor.
+        """Return the descriptors that a session's traffic arrives on, and the leash to its supervisor.
 
         The caller owns them. Raises `HostCannot` if the session has no network.
         """
@@ -338,7 +338,7 @@ class Driver(Protocol):
     async def start_process(self, ref: SessionRef, spec: ProcessSpec) -> ProcessHandle:
         """Start a process.
 
-        Raises `InvalidRequest` about the field ``process`` if there is or was one of that id.
+        Raises `InvalidRequest` about the field ``process`` if the id is or was in use.
         """
 
     async def process(self, ref: SessionRef, process_id: str) -> ProcessRecord: ...
@@ -352,26 +352,26 @@ class Driver(Protocol):
     ) -> None:
         """Send a signal to a process's group, or to every process of the session.
 
-        ``grace_ms``: so much later SIGKILL follows, for the process and every descendant that is left.
+        ``grace_ms``: this much later SIGKILL follows, for the process and every remaining descendant.
         """
 
     async def write_stdin(
         self, ref: SessionRef, process_id: str, data: bytes, *, offset: int | None = None, close: bool = False
     ) -> int:
-        """Give a process input; return the total it has accepted, once it has taken this piece."""
+        """Write to a process's input; return the total accepted, once its pipe has taken this chunk."""
 
     async def resize(self, ref: SessionRef, process_id: str, *, rows: int, columns: int) -> None: ...
 
     def has_output(self, ref: SessionRef, process_id: str) -> bool:
-        """Whether the output of a process can be read: that of an ended session may be deleted."""
+        """Return whether the output of a process can be read: that of an ended session may be deleted."""
 
     def output(
         self, ref: SessionRef, process_id: str, *, offset: int = 0, follow: bool = True
     ) -> AsyncIterator[Item]:
         """Yield what a process printed, from any offset.
 
-        With ``follow`` until it has ended; without, what is there now, including what its children have
-        written since it ended.
+        With ``follow`` it ends when the process has ended; without, it yields what has been written by now,
+        including what children have written since the process ended.
         """
 
     # --- files

@@ -1,10 +1,10 @@
-"""Measuring and removing a data directory with the rights of its files' owner.
+"""Measure and remove a data directory with the rights of its files' owner.
 
 Files of sandboxes belong to subordinate ids where the user has some, and only a process in a user namespace
-with those ids may delete them. `Remover` starts such a process. It needs nothing else of a machine: no
-server, no zygote, no overlay.
+with those ids may delete them. `Remover` starts such a process. It needs nothing else: no server, no zygote,
+no overlay.
 
-The two talk in lines of JSON, one request at a time.
+The two processes exchange lines of JSON, one request at a time.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sandkeep.linux import syscalls
 
 _SCRIPT: Final = os.path.join(os.path.dirname(__file__), "start_remover.py")
 DISKS_OWN: Final = "lost+found"
-"""In a data directory that is a disk of its own. It is the filesystem's, and stays."""
+"""Found in a data directory that is a mounted disk. It belongs to the filesystem, and stays."""
 
 
 class Remover:
-    """The process, for one ``with`` block."""
+    """The removing process, for one ``with`` block."""
 
     def __init__(self) -> None:
         self.mode: Mode = choose_mode()
         self.lacks = ""
-        """Why it has no rights over files of subordinate ids, though the user has such ids."""
+        """Why the process has no rights over files of subordinate ids, though the user has such ids."""
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -48,7 +48,7 @@ class Remover:
                 map_ids(self._process.pid)
                 self._ask({"op": "mapped"})
             except SandkeepError as error:
-                # What the user's own id may do is done all the same.
+                # The process still does what the user's own id may do.
                 self.lacks = error.message
                 self.__exit__(None, None, None)
                 self._launch("single")
@@ -67,14 +67,14 @@ class Remover:
             self._process = None
 
     def measure(self, directory: str, *, seconds: float) -> tuple[int, bool]:
-        """Bytes on disk of what is in a directory, and whether there was time to see all of it."""
+        """Return the bytes on disk in a directory, and whether there was time to count all of them."""
         answer = self._ask({"op": "measure", "path": directory, "seconds": seconds})
         return answer["bytes"], answer["complete"]
 
     def remove(self, directory: str, *, last: tuple[str, ...]) -> list[str]:
-        """Remove a directory and what is in it, entries called ``last`` after all others.
+        """Remove a directory and its content, the entries called ``last`` after all others.
 
-        Returns what could not be removed and why, a line for each.
+        Return a line for each entry that could not be removed, with the reason.
         """
         failures: list[str] = self._ask({"op": "remove", "path": directory, "last": last})["failures"]
         return failures
@@ -142,7 +142,7 @@ def _take_ids() -> None:
 
 
 def measure(directory: str, *, seconds: float) -> tuple[int, bool]:
-    """A file with many names counts once. What may not be looked at does not count."""
+    """Measure a directory. A file with many names counts once; unreadable entries do not count."""
     until = time.monotonic() + seconds
     total = 0
     seen: set[tuple[int, int]] = set()
@@ -162,7 +162,7 @@ def measure(directory: str, *, seconds: float) -> tuple[int, bool]:
                         seen.add((status.st_dev, status.st_ino))
                     total += status.st_blocks * 512
         except OSError:
-            continue  # removed by now, or not readable
+            continue  # removed meanwhile, or not readable
     return total, True
 
 

@@ -1,7 +1,7 @@
 """What a driver reports of sessions, processes and files: frozen values, made from JSON in one place.
 
 A supervisor of another version may send fewer fields or more: `from_json` ignores those it does not know, and
-the others have defaults.
+missing ones have defaults.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ def _known(kind: type[Any], body: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """How one barrier or one limit of a session stands."""
+    """The state of one barrier or one limit of a session."""
 
     state: str
     """``in force``, ``enforced``, ``watched``, ``per user``, ``shared``, ``unlimited`` or ``absent``."""
     how: str | None = None
-    """What enforces it, where there is more than one way."""
+    """The mechanism that enforces it, where there are several."""
     why: str | None = None
     """Why it is not fully in force."""
     value: float | None = None
     """The limit."""
     asked: float | None = None
-    """The limit that was asked for and is absent."""
+    """The limit that the caller asked for and that is absent."""
 
     @classmethod
     def all_from_json(cls, bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Enforcement]:
@@ -49,7 +49,7 @@ class DriveOrigin:
     """A drive that was mounted when a session started."""
 
     target: str
-    """Where it is mounted inside."""
+    """Its mount point inside."""
     read_only: bool
     layer_id: str | None
     """The topmost layer of its content; ``None`` for a drive that was never written to."""
@@ -57,7 +57,7 @@ class DriveOrigin:
 
 @dataclass(frozen=True, slots=True)
 class SessionOrigin:
-    """What a session was started with, as its host has recorded it."""
+    """What a session was started with, as its host recorded it."""
 
     image: str
     layer_id: str | None
@@ -68,7 +68,7 @@ class SessionOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a session has used. ``None`` where the host cannot tell."""
+    """The resources a session has used. ``None`` where the host cannot measure one."""
 
     cpu_ms: int | None = None
     duration_ms: int | None = None
@@ -87,7 +87,7 @@ class SessionState:
     """A session as its driver sees it, or as it was when it ended."""
 
     status: Status
-    """``aborted``: it ended without anything that could have said why."""
+    """``aborted``: the session ended, and no process was left to record why."""
     reason: str | None = None
     generation: int = 1
     tier: str | None = None
@@ -97,13 +97,13 @@ class SessionState:
     deadline_ms: int | None = None
     """When the session ends, by the wall clock."""
     remaining_ms: int | None = None
-    """How long the session still has, by a clock that nobody can set; ``None`` without a deadline."""
+    """Time left, by a clock that cannot be set; ``None`` without a deadline."""
     age_ms: int = 0
-    """How long the session has run."""
+    """Time for which the session has run."""
     barriers: Mapping[str, Enforcement] = field(default_factory=dict)
     limits: Mapping[str, Enforcement] = field(default_factory=dict)
     usage: Usage | None = None
-    """Of an ended session, all that it used."""
+    """For an ended session, its total usage."""
 
     @property
     def running(self) -> bool:
@@ -115,7 +115,7 @@ class SessionState:
 
 
 def state_fields(kind: type[SessionState], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``kind`` is made with from the JSON that a supervisor sends and leaves."""
+    """Return the arguments for ``kind`` from the JSON that a supervisor sends and writes to disk."""
     found = _known(kind, body)
     for name in ("barriers", "limits"):
         found[name] = Enforcement.all_from_json(body.get(name) or {})
@@ -125,11 +125,11 @@ def state_fields(kind: type[SessionState], body: Mapping[str, Any]) -> dict[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
-    """A process of a session: what it is, and how it ended if it has."""
+    """A process of a session: its command, and how it ended if it has."""
 
     id: str
     status: str
-    """``running``, ``exited``, ``killed``, or ``lost`` when nothing saw its end."""
+    """``running``, ``exited``, ``killed``, or ``lost`` when its end was not observed."""
     argv: tuple[str, ...] = ()
     """Empty if the record is damaged."""
     cwd: str = "/"
@@ -154,13 +154,13 @@ class ProcessRecord:
 
     @classmethod
     def damaged(cls, process_id: str) -> ProcessRecord:
-        """Return all that can be said of a process of an ended session when its record is unreadable."""
+        """Return the record of a process of an ended session whose own record is unreadable."""
         return cls(id=process_id, status=LOST, reason="its record is damaged")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """What a checkpoint copied, and how long the session stood still for it."""
+    """What a checkpoint copied, and how long the session was paused for it."""
 
     copied_files: int
     copied_bytes: int
@@ -186,7 +186,7 @@ class FileStat:
     ino: int
     nlink: int
     target: str | None = None
-    """Where a symbolic link points, as written in it."""
+    """Target of a symbolic link, as written in it."""
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> FileStat:
@@ -200,9 +200,9 @@ class FileLines:
     data: bytes
     lines: int
     more: bool
-    """Whether the file goes on after them."""
+    """Whether the file continues after them."""
     cut: bool
-    """Whether the only line is longer than the limit of bytes, so that its end is missing."""
+    """Whether the only line exceeds the limit of bytes, so that its end is missing."""
 
 
 @dataclass(frozen=True, slots=True)

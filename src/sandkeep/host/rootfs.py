@@ -1,7 +1,7 @@
-"""What a root filesystem is made of: slots of lower directories, and a few read-only binds.
+"""The parts of a root filesystem: slots of lower directories, and a few read-only binds.
 
-Plain frozen values that survive JSON, because they cross two process boundaries on the way from the image
-store to the supervisor that mounts them.
+Frozen values with a JSON form, because they cross two process boundaries on the way from the image store to
+the supervisor that mounts them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WORK: Final = "/workspace"
 """The default user's home and working directory, for sandkeep's own clients."""
 VENDOR_HOME: Final = "/vercel"
 VENDOR_WORK: Final = "/vercel/sandbox"
-"""The same for official clients of the vendor, which expect these."""
+"""The same for official clients of the vendor, which expect these paths."""
 
 Flavour = Literal["trusted", "user"]
 """Which extended attributes an overlay reads: ``trusted.overlay.*`` or, rootless, ``user.overlay.*``."""
@@ -27,7 +27,7 @@ class Lower:
 
     path: str
     store: bool = True
-    """Below the data directory. Otherwise a directory of the host, used through a read-only clone."""
+    """Whether it is below the data directory. If not, a host directory, used through a read-only clone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Slot:
     lowers: tuple[Lower, ...]
     """Topmost first. Empty for a drive that was never written to."""
     drive: bool = False
-    """Its place inside is made when missing, and a new upper belongs to the default user."""
+    """A drive: its mount point is made when missing, and a new upper belongs to the default user."""
     read_only: bool = False
     room_bytes: int | None = None
-    """How much a session may write to it; ``None``: as much as there is room for."""
+    """How much a session may write to it; ``None`` means as much as fits on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class ImageDefaults:
-    """What an image says about running things in it."""
+    """What an image configures for processes run in it."""
 
     user: str = "sandbox"
     cwd: str = WORK
@@ -63,7 +63,7 @@ class ImageDefaults:
     own_cwd: bool = False
     """Whether ``cwd`` was chosen by the image's author."""
     home: str | None = None
-    """The home its author chose for the default user, where that is not the account's."""
+    """The home that the author chose for the default user, if it is not the account's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Rootfs:
     binds: tuple[Bind, ...] = ()
     defaults: ImageDefaults = field(default_factory=ImageDefaults)
     host_key: str | None = None
-    """State of the host the lowers depend on; ``None`` when they depend on none of it."""
+    """Key of the host state that the lowers depend on; ``None`` when they do not depend on it."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -131,4 +131,4 @@ class Composed(NamedTuple):
 
     rootfs: Rootfs
     warnings: tuple[str, ...]
-    """What the sandbox's user should know about it."""
+    """Warnings for the sandbox's user."""

@@ -1,4 +1,4 @@
-"""Script that measures and removes files with the rights of who made them. Argument: the mode."""
+"""Script that measures and removes files with the rights of their owner. Argument: the mode."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Script the worker process runs: find the package, hand over. Arguments: data directory, mode."""
+"""Script of the worker process: find the package, call ``main``. Arguments: data directory, mode."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Images and layers for callers on an event loop: a typed client of the worker process.
+"""Images and layers for event loops: a typed client of the worker process.
 
 Each method of `Storage` is one operation of `sandkeep.host.worker.Worker`, with the same name and the same
 parameters; a test compares the two. JSON exists between the two processes only.
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class _WorkerEnded(Exception):
-    """The worker died with a request in hand, or before it received one. Callers get a `TransportError`."""
+    """The worker died during a request, or before it received one. Callers get a `TransportError`."""
 
 
 class Spawner(Protocol):
-    """Runs a program where the files of sandboxes are accessible."""
+    """Runs a program in the namespaces where the files of sandboxes are accessible."""
 
     data_dir: str
     mode: Any
@@ -47,10 +47,10 @@ class Spawner(Protocol):
 
 
 class Storage:
-    """One worker process, started when first needed and again after it died.
+    """The client of one worker process, which it starts on first use and again after it died.
 
     Every operation can be repeated from its beginning after the worker died in the middle of it. So a request
-    that a worker died with is sent once more, to its successor: callers notice only when that one dies too.
+    during which a worker died is sent once more, to a new worker: callers notice only if that one dies too.
     """
 
     def __init__(self, spawner: Spawner) -> None:
@@ -75,7 +75,8 @@ class Storage:
     ) -> Composed:
         """Return an image with a layer's chain on top, ready to be mounted.
 
-        With ``project_id`` the image must be one that this project may use; without, it is found by its id.
+        With ``project_id`` the image must be one that this project may use; without, it is looked up by its
+        id.
         """
         return await self._call(
             Composed, "rootfs", progress, image=image, layer_id=layer_id, project_id=project_id
@@ -84,7 +85,7 @@ class Storage:
     async def get_image(
         self, image: str, *, project_id: str | None = None, progress: Progress | None = None
     ) -> Image:
-        """Return an image by its name in a project, or by its id; build the image ``host`` if need be."""
+        """Return an image by its name in a project, or by its id; build the ``host`` image if necessary."""
         return await self._call(Image, "get_image", progress, image=image, project_id=project_id)
 
     async def list_images(self, *, project_id: str | None = None) -> list[Image]:
@@ -110,7 +111,7 @@ class Storage:
         allowance: Allowance = UNLIMITED,
         progress: Progress | None = None,
     ) -> Image:
-        """Fetch an image from a registry, for a project or for every project of the machine."""
+        """Fetch an image from a registry, for one project or for all projects."""
         return await self._call(
             Image,
             "pull_image",
@@ -141,7 +142,7 @@ class Storage:
         host_key: str | None = None,
         holder: str | None = None,
     ) -> Layer:
-        """Make the files that an ended session wrote a layer, referred to by ``holder``."""
+        """Publish the files that an ended session wrote as a layer, referred to by ``holder``."""
         return await self._call(
             Layer,
             "publish_layer",
@@ -163,7 +164,7 @@ class Storage:
         image: str,
         holder: str | None = None,
     ) -> bool:
-        """Make one slot of an ended session a layer, to keep a drive's content; return whether it changed."""
+        """Publish one slot of an ended session as a layer, a drive's content; return whether it changed."""
         return await self._call(
             bool,
             "publish_slot",
@@ -176,11 +177,11 @@ class Storage:
         )
 
     async def copy_directory(self, layer_id: str) -> str:
-        """Return the directory that a checkpoint for ``adopt_layer`` has to be copied to."""
+        """Return the directory that a checkpoint for ``adopt_layer`` must be copied to."""
         return await self._call(str, "copy_directory", layer_id=layer_id)
 
     async def discard_copy(self, layer_id: str) -> None:
-        """Delete a checkpoint copy that is not going to be adopted."""
+        """Delete a checkpoint copy that will not be adopted."""
         await self._send("discard_copy", layer_id=layer_id)
 
     async def adopt_layer(
@@ -192,7 +193,7 @@ class Storage:
         host_key: str | None = None,
         holder: str | None = None,
     ) -> Layer:
-        """Make the finished checkpoint copy at ``copy_directory`` a layer, referred to by ``holder``."""
+        """Publish the finished checkpoint copy at ``copy_directory`` as a layer, held by ``holder``."""
         return await self._call(
             Layer,
             "adopt_layer",
@@ -210,7 +211,7 @@ class Storage:
         return await self._call(list[Layer], "list_layers")
 
     async def drive_content(self, layer_id: str, *, sized: bool = False) -> DriveContent:
-        """Return where the content of a drive is, and with ``sized`` how much it takes on disk."""
+        """Return the lower directories of a drive, and with ``sized`` their bytes on disk."""
         return await self._call(DriveContent, "drive_content", layer_id=layer_id, sized=sized)
 
     async def has_directory(self, layer_id: str, path: str) -> bool:
@@ -218,7 +219,7 @@ class Storage:
         return await self._call(bool, "has_directory", layer_id=layer_id, path=path)
 
     async def measure_layer(self, layer_id: str) -> int:
-        """Return how many bytes a layer takes on disk, and record it."""
+        """Return the bytes a layer takes on disk, and record them."""
         return await self._call(int, "measure_layer", layer_id=layer_id)
 
     async def sync_layer(self, layer_id: str) -> Layer:
@@ -228,32 +229,32 @@ class Storage:
     async def fold_layers(self, tip_id: str, *, image: str | None, max_depth: int) -> int:
         """Fold a chain that is longer than ``max_depth``; return its length.
 
-        ``image`` is the image that the chain stands on; ``None`` for a drive's.
+        ``image`` is the image below the chain; ``None`` for a drive's.
         """
         return await self._call(int, "fold_layers", tip_id=tip_id, image=image, max_depth=max_depth)
 
     async def collect_layers(
         self, *, parents: Mapping[str, str | None] | None = None, keep_ms: int = KEPT_MS
     ) -> Swept:
-        """Delete layers without references, and images of the host that nothing uses.
+        """Delete layers without references, and host images that nothing uses.
 
-        ``parents`` says what layers stand on whose own record is damaged or missing. A layer that lost its
+        ``parents`` gives the parents of layers whose own record is damaged or missing. A layer that lost its
         references by accident is kept for ``keep_ms``.
         """
         return await self._call(Swept, "collect_layers", parents=parents, keep_ms=keep_ms)
 
     async def recover_layers(self) -> Recovered:
-        """Finish or undo what a crash interrupted."""
+        """Finish or undo work that a crash interrupted."""
         return await self._call(Recovered, "recover_layers")
 
     async def examine_layers(self) -> Examined:
-        """Return which layers there are and which of them are damaged. Changes nothing."""
+        """Return which layers exist and which of them are damaged; change nothing."""
         return await self._call(Examined, "examine_layers")
 
     async def repair_layer(
         self, layer_id: str, *, parent_id: str | None, image: str, host_key: str | None, created_ms: int
     ) -> bool:
-        """Write the record of a damaged layer anew; return whether that was possible."""
+        """Rewrite the record of a damaged layer; return whether that was possible."""
         return await self._call(
             bool,
             "repair_layer",
@@ -287,7 +288,7 @@ class Storage:
         return await self._call(dict[str, tuple[str, ...]], "layer_holders")
 
     async def restore_holds(self, holds: Mapping[str, str]) -> list[str]:
-        """Add the references that should exist, by holder; return the ids of layers that lacked theirs."""
+        """Add missing references, by holder; return the ids of layers that lacked theirs."""
         return await self._call(list[str], "restore_holds", holds=holds)
 
     async def doubt_hold(self, layer_id: str, holder: str, *, keep_ms: int) -> Doubt:
@@ -313,7 +314,7 @@ class Storage:
         return await self._call(int | None, "set_session_aside", session_id=session_id)  # type: ignore[arg-type]
 
     async def restore_specs(self, specs: Sequence[SpecOutline]) -> list[str]:
-        """Write damaged specifications of running sessions anew; return the ids of those sessions."""
+        """Rewrite damaged specifications of running sessions; return the ids of those sessions."""
         return await self._call(list[str], "restore_specs", specs=specs)
 
     # --- the worker process ------------------------------------------------------------------------------
@@ -326,7 +327,7 @@ class Storage:
     async def _send(
         self, operation: str, *, progress: Progress | None = None, missing_ok: bool = False, **arguments: Any
     ) -> Any:
-        """Do one operation. With ``missing_ok``, ``NotFound`` means done if a first worker died doing it."""
+        """Do one operation. With ``missing_ok``, ``NotFound`` means done if a first worker died during it."""
         plain = msgspec.to_builtins(arguments)
         try:
             return await self._request(operation, progress, plain)
@@ -363,7 +364,7 @@ class Storage:
         loop = asyncio.get_running_loop()
         try:
             _, channel = await loop.create_unix_connection(lambda: Channel(_ended), sock=ours)
-        except BaseException:  # the caller gave up while it was starting
+        except BaseException:  # the caller was cancelled during the start
             ours.close()
             raise
         return channel

@@ -1,6 +1,6 @@
-"""Taking a data directory away, with everything that runs in it.
+"""Remove a data directory, with everything that runs in it.
 
-Works on what is there: a whole directory with a server and running sessions, one whose store is damaged or
+Works on any remainder: a complete directory with a server and running sessions, one whose store is damaged or
 whose server cannot start, one that is half removed, and processes whose directory is gone.
 """
 
@@ -19,14 +19,14 @@ from sandkeep.host.native.driver import NativeDriver
 from sandkeep.host.remover import DISKS_OWN, Remover
 
 _LOCKS: Final = ("start.lock", "server.lock")
-"""Who holds the first may start a server, who holds the second is one."""
+"""The holder of the first lock may start a server; the holder of the second is one."""
 _STOP_SECONDS: Final = 20.0
 
 
 def uninstall(directory: str, *, doing: Callable[[str], None]) -> str | None:
-    """End what runs in ``directory`` and remove it, as `datadir.check` has found it.
+    """End what runs in ``directory`` and remove it; `datadir.check` has accepted it.
 
-    Returns why the directory itself is still there, empty, where only its owner's owner may remove it.
+    Return why the directory itself is left, empty, where only the owner of its parent may remove it.
 
     Raises:
         Conflict: a process of it does not end, or a server was started during the removal.
@@ -56,7 +56,7 @@ def uninstall(directory: str, *, doing: Callable[[str], None]) -> str | None:
 
 
 async def _stop_sessions(directory: str) -> None:
-    """As `sandkeep stop` does, without keeping files. What does not answer is ended by force later."""
+    """Stop sessions as `sandkeep stop` does, without keeping files; those that fail are killed later."""
     driver = NativeDriver(directory)
     for ref in await driver.sessions():
         if driver.alive(ref.session):
@@ -88,7 +88,7 @@ def _remove(directory: str) -> str | None:
 
 @contextmanager
 def _lock(directory: str, name: str) -> Iterator[None]:
-    """Hold a lock file of the directory, so that no client starts a server while it goes."""
+    """Hold a lock file of the directory, so that no client starts a server during the removal."""
     path = os.path.join(directory, name)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

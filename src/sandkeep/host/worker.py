@@ -1,7 +1,7 @@
-"""The process that does bulk disk work: images, layers, and what ended sessions leave.
+"""The worker: the process that does bulk disk work on images, layers, and files of ended sessions.
 
-It runs beside the zygote, in its namespaces, because rootless only a process in there has rights over the
-files of sandboxes. `sandkeep.host.storage.Storage` is its client, and says what each operation does. Requests
+It is a child of the zygote, in its namespaces, because rootless only a process in there has rights over the
+files of sandboxes. `sandkeep.host.storage.Storage` is its client, and documents each operation. Requests
 arrive as frames and each runs on a thread; responses and progress are sent as they are ready.
 """
 
@@ -46,14 +46,14 @@ from sandkeep.shared.copying import own_attributes
 
 _THREADS: Final = 8
 _DEEPEST: Final = 200
-"""The longest chain of layers that a session is started on. The engine folds chains long before."""
+"""The longest chain of layers that a session starts on. The engine folds chains long before."""
 
 
 class Worker:
     """One public method per operation of `sandkeep.host.storage.Storage`, with the same parameters."""
 
     def __init__(self, data_dir: str, mode: Any, way: Way | None = None) -> None:
-        """``way`` is how overlays are mounted, by default the newest that works."""
+        """Open the stores. ``way`` is how overlays are mounted, by default the newest that works."""
         self._data_dir = data_dir
         self._images = ImageStore(data_dir, mode=mode, way=way)
         self._flavour: Flavour = "trusted" if mode == "root" else "user"
@@ -78,7 +78,7 @@ class Worker:
         return Composed(composed, () if warning is None else (warning,))
 
     def _fold_too_long(self, layer_id: str | None, rootfs: Rootfs) -> None:
-        """Fold a chain that grew faster than the engine folded it, before it is too long to be mounted."""
+        """Fold a chain that grew faster than the engine folded it, before it is too long to mount."""
         if layer_id is not None and self._layers.get(layer_id).depth > _DEEPEST:
             self._layers.fold_to_depth(layer_id, rootfs=rootfs)
 
@@ -165,8 +165,8 @@ class Worker:
     ) -> bool:
         """Move the slot to a session directory of its own first.
 
-        The rest of the session can then become a layer without it. From there everything is as for a session,
-        repeatable at every step.
+        The rest of the session can then become a layer without it. From there on the slot is handled like a
+        session, and every step can be repeated.
         """
         apart = f"{session_id}-{slot}"
         source = f"{self._data_dir}/sessions/{session_id}/fs/{slot}"
@@ -182,19 +182,19 @@ class Worker:
                 apart, layer=layer_id, parent=parent_id, image=image, holder=holder, on_record=True
             )
         except NotFound:
-            # An earlier attempt found it unchanged and removed it; or the session never had this slot.
+            # An earlier attempt found the slot unchanged and removed it; or the session never had this slot.
             return False
         remove_tree(f"{self._data_dir}/sessions/{apart}")
         return True
 
     def _unchanged(self, slot: str, parent_id: str) -> bool:
-        """Whether a drive's new layer would show just what is below: nothing in it, the same attributes."""
+        """Return whether a drive's new layer would change nothing: it is empty, with the same attributes."""
         if os.listdir(slot):
             return False
         try:
             (below,) = self._layers.compose(self._drive(), parent_id).slots
         except LayerError:
-            return False  # a layer below is damaged, which must not keep a session from ending
+            return False  # a layer below is damaged, which must not prevent a session from ending
         now, before = os.stat(slot), os.stat(below.lowers[0].path)
         same = (now.st_mode, now.st_uid, now.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
         return same and own_attributes(slot) == own_attributes(below.lowers[0].path)
@@ -234,7 +234,7 @@ class Worker:
         return self._layers.measure(layer.id) if layer.size_bytes is None else layer.size_bytes
 
     def _drive(self) -> Rootfs:
-        """Return the root filesystem that a drive's layers stand on: an empty one."""
+        """Return the root filesystem below a drive's layers: an empty one."""
         return Rootfs("drive", self._flavour, (Slot("root", "/", ()),))
 
     def has_directory(self, layer_id: str, path: str) -> bool:
@@ -336,7 +336,7 @@ DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         "specs": lambda bodies: [SpecOutline(**body) for body in bodies],
     }
 )
-"""How to make an argument from JSON, by its name; the others are plain values."""
+"""How to decode an argument from JSON, by its name; the others are plain values."""
 
 
 def _decoded(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -354,7 +354,7 @@ def _plain(value: Any) -> Any:
 
 
 def serve(sock: socket.socket, worker: Worker) -> NoReturn:
-    """Serve requests until the client disconnects, then finish those under way and end."""
+    """Serve requests until the client disconnects, then finish the pending ones and end."""
     sending = Lock()
     decoder = protocol.FrameDecoder()
 
@@ -363,7 +363,7 @@ def serve(sock: socket.socket, worker: Worker) -> NoReturn:
             with sending:
                 sock.sendall(protocol.encode(body))
         except OSError:
-            pass  # the client is gone; the work itself still counts
+            pass  # the client is gone; the work is done all the same
 
     def report(request: int, what: str, done: int, total: int) -> None:
         send({"id": request, "progress": [what, done, total]})
@@ -405,7 +405,7 @@ def _receive(sock: socket.socket) -> bytes:
 
 def main() -> NoReturn:
     os.umask(0o022)
-    # Layers are opened to be mounted together, hundreds of them at most, by several threads at once.
+    # Several threads at once open all layers of a chain to mount them, hundreds at most.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     data_dir, mode, *way = sys.argv[1:]

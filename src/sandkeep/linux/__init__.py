@@ -1,4 +1,4 @@
-"""The kernel, said the kernel's way: thin wrappers, standard library only, no policy.
+"""Thin wrappers of kernel interfaces, under the kernel's names: standard library only, no policy.
 
 ``syscalls``   constants and wrappers named after the man page, raising ``OSError`` with the call's name
 ``capabilities``  drops capabilities from the bounding set

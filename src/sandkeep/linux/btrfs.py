@@ -1,7 +1,7 @@
 """The three btrfs ioctls sandkeep uses: create, snapshot and destroy a subvolume.
 
-A subvolume is recognised by its inode number, which is 256 on btrfs and nowhere else together with that file
-system's magic number. Functions return a value or raise ``OSError`` naming the call.
+A subvolume is recognised by its inode number: only there is it 256 on a filesystem with btrfs's magic number.
+Functions return a value or raise ``OSError`` naming the call.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def is_subvolume(fd: int) -> bool:
 
 
 def create_subvolume(dir_fd: int, name: bytes) -> None:
-    """A new empty subvolume ``name`` in the directory behind ``dir_fd``."""
+    """Create an empty subvolume ``name`` in the directory behind ``dir_fd``."""
     _ioctl("BTRFS_IOC_SUBVOL_CREATE", dir_fd, _SUBVOL_CREATE, 0, 8, name)
 
 
 def snapshot(subvolume_fd: int, dir_fd: int, name: bytes) -> None:
-    """A writable snapshot of a subvolume, dirty data included."""
+    """Create a writable snapshot of a subvolume, dirty data included."""
     _ioctl("BTRFS_IOC_SNAP_CREATE_V2", dir_fd, _SNAP_CREATE_V2, subvolume_fd, 56, name)
 
 
 def destroy_subvolume(dir_fd: int, name: bytes) -> None:
-    """Drop a subvolume and its content; needs CAP_SYS_ADMIN on the host or the matching mount option."""
+    """Delete a subvolume and its content; needs CAP_SYS_ADMIN on the host or the matching mount option."""
     _ioctl("BTRFS_IOC_SNAP_DESTROY", dir_fd, _SNAP_DESTROY, 0, 8, name)
 
 

@@ -1,4 +1,4 @@
-"""Dropping capabilities from the bounding set of this process and of all it starts."""
+"""Drop capabilities from the bounding set of this process and of every process it starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def drop_bounding_set(keep: Container[int] = ()) -> None:
         try:
             syscalls.prctl(syscalls.PR_CAPBSET_READ, capability)
         except OSError:
-            return  # the kernel's last one was the one before
+            return  # the previous capability was the kernel's last
         if capability not in keep:
             syscalls.prctl(syscalls.PR_CAPBSET_DROP, capability)
         capability += 1

@@ -1,13 +1,13 @@
-"""A session's network namespace: the loopback interface, and steering of everything to our own listeners.
+"""Set up a session's network namespace: the loopback interface, and redirection of all traffic to listeners.
 
 No packet can leave, since loopback is the only interface. ``steer`` makes every address local to the
-namespace (an "AnyIP" route), so that a connection to anything is made to the namespace itself, and has
-nftables hand it to a listener: TCP to ``TCP_PORT``, UDP port 53 to ``DNS_PORT``. Other UDP has no listener,
-and the kernel refuses it at once. Loopback and the namespace's own address stay as they are.
+namespace (an "AnyIP" route), so that every connection is made to the namespace itself, and nftables redirects
+it to a listener: TCP to ``TCP_PORT``, UDP port 53 to ``DNS_PORT``. Other UDP has no listener, and the kernel
+refuses it at once. Loopback and the namespace's own address are not redirected.
 
-The listeners are made inside, before privileges are dropped, and given away by descriptor; a socket stays in
-the namespace it was made in, wherever it is held. Messages are written by hand: two packets, well under a
-millisecond, where a program or a library would cost more than the rest of the session's start.
+The listeners are created inside, before privileges are dropped, and passed on by descriptor; a socket stays
+in the namespace it was created in, whichever process holds it. Messages are built by hand: two packets, well
+under a millisecond, where a program or a library would take longer than the rest of the session's start.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import struct
 from typing import Final
 
 ADDRESS: Final = "10.0.2.15"
-"""The namespace's own global address, so that resolvers ask for IPv4 and programs find an address."""
+"""The namespace's own global address, so that resolvers query IPv4 and programs find an address."""
 TCP_PORT: Final = 65_101
 DNS_PORT: Final = 65_053
-"""Above the range of ephemeral ports, where programs seldom listen."""
+"""Above the range of ephemeral ports, where programs rarely listen."""
 
 _SIOCSIFFLAGS: Final = 0x8914
 _IFF_UP: Final = 1
@@ -52,10 +52,10 @@ def loopback_up() -> None:
 
 
 def steer() -> list[int]:
-    """Steer the current namespace's traffic; returns the listeners: TCP and DNS per address family.
+    """Redirect the current namespace's traffic; return the listeners: TCP and DNS per address family.
 
-    The holder of the listeners is the session's whole network. Where the kernel has no IPv6 there is nothing
-    to steer for it.
+    The process that holds the listeners is the session's whole network. On a kernel without IPv6 only IPv4 is
+    redirected.
     """
     families = [socket.AF_INET]
     if _has_ipv6():
@@ -111,7 +111,7 @@ def _message(kind: int, flags: int, body: bytes) -> bytes:
 
 def _send(protocol: int, messages: bytes, *, acknowledgements: int) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as sock:
-        # The kernel answers before send returns; a missing answer must not hang the start of a session.
+        # The kernel responds before send returns; a missing response must not hang the start of a session.
         sock.settimeout(5)
         sock.send(messages)
         while acknowledgements > 0:
@@ -189,7 +189,7 @@ def _redirect(port: int) -> bytes:
 
 
 def _exceptions(family: int) -> list[bytes]:
-    """Destinations that stay as they are: the namespace talking to itself."""
+    """Return the destinations that are not redirected: the namespace's own."""
     if family == socket.AF_INET6:
         loopback = socket.inet_pton(socket.AF_INET6, "::1")
         return [_payload(_WIDE_REGISTER, _NETWORK_HEADER, 24, 16) + _equals(_WIDE_REGISTER, loopback)]

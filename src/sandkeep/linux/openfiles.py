@@ -1,4 +1,4 @@
-"""How many files this process may have open: all it was allowed, and its children as many as before."""
+"""Raise this process's limit of open files to the maximum; children keep the original limit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _given: int | None = None
 
 
 def use_all() -> int:
-    """Raise the limit in force to the highest allowed. Returns it.
+    """Raise the soft limit to the highest allowed, and return it.
 
-    The usual limit of 1,024 is one for programs that use ``select``; a server of many sessions needs more.
+    The usual limit of 1,024 is for programs that use ``select``; a server of many sessions needs more.
     """
     global _given
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -24,12 +24,12 @@ def use_all() -> int:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError):
-        return soft  # the kernel's own maximum is lower than what was allowed
+        return soft  # the kernel's own maximum is lower than the hard limit
     return hard
 
 
 def as_given(pid: int) -> None:
-    """Let a child have the limit this process was started with: what it runs may go through all of them."""
+    """Give a child the limit this process was started with: its programs may iterate over all descriptors."""
     if _given is None:
         return
     _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -37,7 +37,7 @@ def as_given(pid: int) -> None:
 
 
 def require_room(count: int) -> None:
-    """Raise ``OSError`` as opening does when there are none left, unless there are ``count`` at least."""
+    """Raise the ``OSError`` of a failed open unless ``count`` more files can be opened."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _PLENTY and len(os.listdir("/proc/self/fd")) + count > soft:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

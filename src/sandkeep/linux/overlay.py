@@ -1,13 +1,13 @@
 """The ways to mount an overlay. Each gives a detached mount, by descriptor.
 
-``descriptors``: ``fsconfig`` takes the layers as descriptors, also those below a mount that is attached
-nowhere. The newest way; Linux has it since 6.15.
+``descriptors``: ``fsconfig`` takes the layers as descriptors, even below a mount that is attached nowhere.
+The newest way; Linux has it since 6.15.
 
-``names``: ``mount`` takes the layers by name, and only on attached mounts. So a thread makes a mount
-namespace of its own, attaches there what has to be attached, mounts the overlay, clones it, and ends. The
-namespace ends with the thread: no process sees or copies what was attached, and nothing has to be cleaned up.
+``names``: ``mount`` takes the layers by path, and only on attached mounts. So a thread creates a mount
+namespace of its own, attaches the layers' mounts there, mounts the overlay, clones it, and ends. The
+namespace ends with the thread: no process sees or copies these mounts, and nothing has to be cleaned up.
 
-Which way works is found out by trying, never by the kernel's version: distributions change theirs.
+The way that works is found by trying, never by the kernel's version: distributions patch theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 Way = Literal["descriptors", "names"]
 WAYS: Final[tuple[Way, ...]] = ("descriptors", "names")
-"""The newest first."""
+"""Newest first."""
 HOW: Final[dict[Way, str]] = {
     "descriptors": "layers given as descriptors (fsconfig)",
     "names": "layers attached in a mount namespace of their own (mount)",
@@ -35,18 +35,18 @@ HOW: Final[dict[Way, str]] = {
 MOST_LAYERS: Final = 500
 """The kernel's own limit."""
 _PAGE: Final = 4095
-"""Bytes of options ``mount`` takes. The kernel cuts off the rest without an error."""
+"""Bytes of options ``mount`` takes. The kernel truncates the rest without an error."""
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Stack(NamedTuple):
-    """What an overlay is made of: descriptors of its layers, topmost first, and options as in ``mount``."""
+    """Parts of an overlay: descriptors of its layers, topmost first, and options as in ``mount``."""
 
     lowers: Sequence[int]
     options: Sequence[str]
     upper: int = -1
     work: int = -1
-    """With an upper only."""
+    """Only with an upper."""
     attributes: int = MOUNT_ATTR_NODEV
 
 
@@ -54,7 +54,7 @@ def mount(stack: Stack, way: Way, anchor: str) -> int:
     """Mount an overlay and return its descriptor.
 
     By names this must be called inside ``apart``, with layers opened there. ``anchor`` is a directory to
-    attach the overlay to for a moment; its content does not matter.
+    attach the overlay to briefly; its content does not matter.
     """
     if len(stack.lowers) > MOST_LAYERS:
         raise _too_many(f"{len(stack.lowers)} layers are more than the kernel's {MOST_LAYERS}")
@@ -62,7 +62,7 @@ def mount(stack: Stack, way: Way, anchor: str) -> int:
 
 
 def read_only(lowers: Sequence[str], options: Sequence[str], way: Way) -> int:
-    """A read-only overlay of directories, topmost first; at least two, or the kernel refuses."""
+    """Mount a read-only overlay of directories, topmost first; the kernel requires at least two."""
 
     def build() -> int:
         fds: list[int] = []
@@ -79,7 +79,7 @@ def read_only(lowers: Sequence[str], options: Sequence[str], way: Way) -> int:
 
 
 def choose_for_reading(directory: str) -> Way:
-    """The newest way for overlays of attached directories, tried with any directory."""
+    """Return the newest way that works for overlays of attached directories, tried with ``directory``."""
     try:
         context = syscalls.fsopen("overlay")
         try:
@@ -98,7 +98,7 @@ def choose_for_reading(directory: str) -> Way:
 def apart(work: Callable[[], T]) -> T:
     """Call ``work`` in a thread with a mount namespace of its own, which no other process sees.
 
-    The thread has a working directory of its own too. What it opens there and returns stays usable.
+    The thread has a working directory of its own too. Descriptors that it opens and returns stay usable.
     """
     results: list[T] = []
     failures: list[BaseException] = []
@@ -144,7 +144,7 @@ def _by_descriptors(stack: Stack) -> int:
 
 def _by_names(stack: Stack, anchor: str) -> int:
     options = _as_text(stack)
-    # There a descriptor's number is its name: short, nothing to escape, and no path shows in /proc/mounts.
+    # There a descriptor's number is its path: short, nothing to escape, and no path shows in /proc/mounts.
     os.chdir("/proc/self/fd")
     syscalls.mount("overlay", anchor, "overlay", 0, options)
     try:
@@ -152,7 +152,7 @@ def _by_names(stack: Stack, anchor: str) -> int:
     finally:
         syscalls.umount2(anchor, syscalls.MNT_DETACH)
     try:
-        # Not by mount flags: MS_RDONLY there is the whole file system's and not this mount's.
+        # Not by mount flags: MS_RDONLY would apply to the whole filesystem, not to this mount.
         syscalls.mount_setattr(tree, attr_set=stack.attributes)
     except BaseException:
         os.close(tree)

@@ -1,9 +1,9 @@
-"""The system-call filter every process of a session runs under, as raw BPF.
+"""The system-call filter of every process of a session, as raw BPF.
 
 ``build`` returns the program; ``syscalls.seccomp_set_filter`` installs it, once, on init before the first
 process is spawned. The filter is the same for every session of a machine, so callers build it once.
 
-What it decides, in this order:
+It decides, in this order:
 
 * another architecture's call (32-bit programs on a 64-bit kernel): the process is killed. The tables below
   do not describe those calls, and answering with an errno would leave a program that cannot even exit.
@@ -15,8 +15,8 @@ What it decides, in this order:
   netlink only the protocols, that programs need. Only the low half of each argument is read: the kernel takes
   these arguments as 32-bit integers.
 * the deny list: ``EPERM``.
-* with ``fake_ids``, calls that change owners or identities claim success and do nothing. Meant for a user
-  namespace with a single id, where they could only fail and package managers would give up.
+* with ``fake_ids``, calls that change owners or identities report success and do nothing. Meant for a user
+  namespace with a single id, where they could only fail and package managers would abort.
 * everything else is allowed.
 """
 
@@ -201,23 +201,24 @@ CLONE_NAMESPACES: Final = 0x7E020080
 """Every ``CLONE_NEW*`` flag."""
 
 UNSHARED: Final = 0x04000000
-"""``CLONE_NEWUTS``, by which init marks the processes it spawns. Only init has the capability for it."""
+"""``CLONE_NEWUTS``, by which init marks the processes it spawns. Only init has the required capability."""
 
 PERSONALITIES: Final = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 """Linux, Linux with 32-bit ``uname``, the same two with ``UNAME26``, and the query."""
 
 FAMILIES: Final = (1, 2, 10)
-"""AF_UNIX, AF_INET and AF_INET6; of AF_NETLINK the protocols below. Others are as good as absent: AF_VSOCK
-reaches a hypervisor past any network namespace, and rings of AF_PACKET and AF_XDP are memory that no control
-group is charged for."""
+"""AF_UNIX, AF_INET and AF_INET6; of AF_NETLINK the protocols below. Others fail as if unsupported: AF_VSOCK
+reaches a hypervisor past any network namespace, and rings of AF_PACKET and AF_XDP are memory that is not
+charged to any control group."""
 
 NETLINK: Final = 16
 NETLINK_PROTOCOLS: Final = (0, 4, 9, 15, 16)
-"""ROUTE (``getaddrinfo``, ``ip``), SOCK_DIAG (``ss``), AUDIT (``sudo``, ``sshd``), KOBJECT_UEVENT (libudev),
-GENERIC. No control group is charged for their queues, so there are none that programs do not need."""
+"""ROUTE (``getaddrinfo``, ``ip``), SOCK_DIAG (``ss``), AUDIT (``sudo``, ``sshd``), KOBJECT_UEVENT
+(libudev), GENERIC. Their queues are not charged to any control group, so only protocols that programs need
+are allowed."""
 
 REFUSED_IOCTLS: Final = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX: typing into a terminal that another process reads."""
+"""TIOCSTI and TIOCLINUX: inject input into a terminal that another process reads."""
 
 _LOAD: Final = 0x20
 _JUMP_EQUAL: Final = 0x15
@@ -238,7 +239,7 @@ _ERRNO: Final = 0x00050000
 
 
 def refusal(number: int) -> int:
-    """The filter's verdict "do not run the call, return this errno"; 0 claims success."""
+    """Return the verdict "do not run the call, return this errno"; 0 reports success."""
     return _ERRNO | number
 
 
@@ -256,7 +257,7 @@ def _when(test: int, value: int, body: bytes) -> bytes:
 
 
 def build(machine: str, *, fake_ids: bool = False) -> bytes:
-    """The filter for ``machine`` (as ``uname -m`` spells it).
+    """Return the filter for ``machine`` (as ``uname -m`` spells it).
 
     Every rule ends in a verdict of its own, so no jump is longer than one rule.
     """
@@ -272,7 +273,7 @@ def build(machine: str, *, fake_ids: bool = False) -> bytes:
 
     newer = _return(enosys)
     if machine == "x86_64":
-        # A tracer skips a call by setting its number to -1, which must not look like an x32 call.
+        # A tracer skips a call by setting its number to -1, which must not be treated as an x32 call.
         newer = (
             _when(_JUMP_AT_LEAST, 0x80000000, newer) + _when(_JUMP_ANY_BIT, _X32_BIT, _return(eperm)) + newer
         )
@@ -298,8 +299,8 @@ def build(machine: str, *, fake_ids: bool = False) -> bytes:
 
     program = _load(_ARCHITECTURE) + struct.pack("HBBI", _JUMP_EQUAL, 1, 0, architecture) + _return(KILL)
     program += _load(_NUMBER) + _when(_JUMP_GREATER, NEWEST, newer)
-    # Rules that look at arguments come first: the kernel remembers verdicts that depend on the number
-    # alone, so only these are evaluated on every call.
+    # Rules that check arguments come first: the kernel caches verdicts that depend on the number alone, so
+    # only these are evaluated on every call.
     for name, rule in (
         *(("ioctl", ioctl), ("socket", socket), ("clone", clone), ("personality", personality)),
         ("unshare", unshare),

@@ -1,4 +1,4 @@
-"""Messages with file descriptors over unix sockets, close-on-exec from the first moment."""
+"""Messages with file descriptors over unix sockets, close-on-exec from the start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def send(sock: socket.socket, data: bytes, fds: list[int] | None = None) -> None
 
 
 def receive(sock: socket.socket, size: int = 1 << 18) -> tuple[bytes, list[int]]:
-    """One message and its descriptors. A truncated message closes what came with it and raises."""
+    """Receive one message and its descriptors. If it is truncated, close the descriptors and raise."""
     data, ancillary, flags, _ = sock.recvmsg(size, socket.CMSG_SPACE(4 * _MAX_FDS), _CLOEXEC)
     fds: list[int] = []
     for level, kind, payload in ancillary:

@@ -1,8 +1,8 @@
 """System calls Python does not wrap, one function each, named as in the man page.
 
-Three layers: constants and ctypes plumbing, wrappers that return a value or raise ``OSError`` naming the
-call, and two small compositions (``clone3`` as fork, ``close_range`` of everything above). Nothing here
-decides anything. Every integer goes through ``c_long``: a bare Python int would be passed as 32 bits.
+Three layers: constants and ctypes declarations, wrappers that return a value or raise ``OSError`` naming the
+call, and two small compositions (``clone3`` as fork, ``close_range`` of everything above). This module makes
+no decisions. Every integer goes through ``c_long``: a bare Python int would be passed as 32 bits.
 
 Numbers from 424 upwards are the same on every architecture; older calls go through their libc symbol.
 """
@@ -98,7 +98,7 @@ KERNEL_FILESYSTEMS: Final = frozenset(
         0xF97CFF8C,  # selinuxfs
     }
 )
-"""``f_type`` of file systems whose files are controls of the kernel, not data."""
+"""``f_type`` of filesystems whose files control the kernel, and are not data."""
 
 OVERLAYFS_MAGIC: Final = 0x794C7630
 
@@ -144,7 +144,7 @@ def _encode(text: str | bytes | None) -> ctypes.c_char_p:
 
 
 def syscall_number(name: str) -> int:
-    """Number of a call that differs between architectures; ``ENOSYS`` where we know none."""
+    """Return the number of a call that differs between architectures; ``ENOSYS`` if none is known."""
     try:
         return _BY_MACHINE[MACHINE][name]
     except KeyError:
@@ -262,7 +262,7 @@ def sethostname(name: str) -> None:
 
 
 def clone3(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
-    """Fork into new namespaces. Returns ``(pid, pidfd)`` in the parent and ``(0, -1)`` in the child.
+    """Fork into new namespaces. Return ``(pid, pidfd)`` in the parent and ``(0, -1)`` in the child.
 
     Only from a single-threaded process: the child is a copy of one thread, like after ``os.fork``.
     """
@@ -308,7 +308,7 @@ def prctl_set_name(name: str) -> None:
 
 
 def setfsuid(uid: int) -> int:
-    """Set the calling thread's file-system uid. The call reports no error; the caller must know it may."""
+    """Set the calling thread's filesystem uid. The call reports no error; the caller must have permission."""
     previous: int = _libc.setfsuid(ctypes.c_uint(uid))
     return previous
 
@@ -319,21 +319,21 @@ def setfsgid(gid: int) -> int:
 
 
 def set_effective_uid_thread(uid: int) -> None:
-    """The raw call, which changes this thread only; libc's wrapper changes every thread of the process."""
+    """Set this thread's effective uid by the raw call; libc's wrapper changes every thread of the process."""
     keep = _long(-1)
     if _libc.syscall(_long(syscall_number("setresuid")), keep, _long(uid), keep):
         raise _fail("setresuid")
 
 
 def setgroups_thread(groups: list[int]) -> None:
-    """The raw call, which changes this thread only; libc's wrapper changes every thread of the process."""
+    """Set this thread's groups by the raw call; libc's wrapper changes every thread of the process."""
     array = (ctypes.c_uint32 * max(len(groups), 1))(*groups)
     if _libc.syscall(_long(syscall_number("setgroups")), _long(len(groups)), array):
         raise _fail("setgroups")
 
 
 def capget() -> tuple[int, int, int]:
-    """Effective, permitted and inheritable sets of the calling thread."""
+    """Return effective, permitted and inheritable sets of the calling thread."""
     header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0), 8)
     data = ctypes.create_string_buffer(24)
     if _libc.syscall(_long(syscall_number("capget")), header, data):
@@ -371,7 +371,7 @@ def openat2(
 
 
 def faccessat2(dir_fd: int, path: str | bytes, mode: int, flags: int = 0x200) -> None:
-    """Raise unless the thread's file-system ids may access ``path``; ``AT_EACCESS`` is the default flag."""
+    """Raise unless the thread's filesystem ids may access ``path``; ``AT_EACCESS`` is the default flag."""
     if _libc.syscall(_long(_SYS_FACCESSAT2), _long(dir_fd), _encode(path), _long(mode), _long(flags)):
         raise _fail("faccessat2", path)
 
@@ -389,7 +389,7 @@ def syncfs(fd: int) -> None:
 
 
 def fstatfs_type(fd: int) -> int:
-    """``f_type`` of the file system behind a descriptor (``PROC_SUPER_MAGIC`` and friends)."""
+    """Return the ``f_type`` of the filesystem behind a descriptor (``PROC_SUPER_MAGIC`` and the like)."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.fstatfs(ctypes.c_int(fd), buffer):
         raise _fail("fstatfs")
@@ -453,7 +453,7 @@ def inotify_add_watch(fd: int, path: str | bytes, mask: int) -> int:
 
 
 def landlock_version() -> int:
-    """The version of Landlock this kernel speaks; raises where it has none."""
+    """Return the version of Landlock in this kernel; raise if it has none."""
     version: int = _libc.syscall(_long(_SYS_LANDLOCK_CREATE_RULESET), None, _long(0), _long(1))
     if version < 0:
         raise _fail("landlock_create_ruleset")
@@ -469,13 +469,13 @@ def landlock_create_ruleset(handled_access_fs: int) -> int:
 
 
 def landlock_allow_beneath(ruleset_fd: int, directory_fd: int, access: int) -> None:
-    """``landlock_add_rule`` for a directory and everything below it."""
+    """Call ``landlock_add_rule`` for a directory and everything below it."""
     rule = ctypes.create_string_buffer(struct.pack("=Qi", access, directory_fd), 12)
     if _libc.syscall(_long(_SYS_LANDLOCK_ADD_RULE), _long(ruleset_fd), _long(1), rule, _long(0)):
         raise _fail("landlock_add_rule")
 
 
 def landlock_restrict_self(ruleset_fd: int) -> None:
-    """Deny this thread what the rule set handles and no rule of it allows; needs ``no_new_privs``."""
+    """Deny this thread every access that the rule set handles and no rule allows; needs ``no_new_privs``."""
     if _libc.syscall(_long(_SYS_LANDLOCK_RESTRICT_SELF), _long(ruleset_fd), _long(0)):
         raise _fail("landlock_restrict_self")

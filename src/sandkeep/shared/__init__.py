@@ -1,9 +1,9 @@
-"""What several processes of the host use: standard library only, and light enough for every supervisor.
+"""Code that several processes of the host share: standard library only, light enough for supervisors.
 
 ``protocol``       frames between processes
 ``outputlog``      the output of a process as a file
 ``processrecord``  the record of a process on disk
-``tar``            the tar format: what its reader and its writer share
+``tar``            the part of the tar format that reader and writer share
 ``tarreader``      reads tar archives as streams
 ``tarwriter``      writes tar archives as streams
 ``copying``        copies trees with their attributes

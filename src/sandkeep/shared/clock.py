@@ -1,13 +1,13 @@
 """The clocks of the program, in milliseconds.
 
-* `wall_ms` is the time of day: for people, for the API, for expiry at a date. It can be set, and jumps then.
+* `wall_ms` is the time of day: for people, for the API, for expiry at a date. It jumps when it is set.
 * `steady_ms` is for durations: deadlines, idle times, how long an operation took. It cannot be set, every
-  process of a boot sees the same value, and it stops while the machine sleeps. So a session has its whole
-  time to work in, and closing the lid of a laptop does not end it.
-* `elapsed_ms` goes on while the machine sleeps. A difference between it and the wall clock means that the
-  wall clock was set.
+  process of a boot sees the same value, and it stops while the machine sleeps. So a session keeps its
+  whole working time, and closing the lid of a laptop does not end it.
+* `elapsed_ms` continues while the machine sleeps. A difference between it and the wall clock means that
+  the wall clock was set.
 
-Called through this module, so that a test can replace a clock for all callers.
+Callers use the module's names, so that a test can replace a clock for all of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import time
 from typing import Final
 
 TOLERANCE_MS: Final = 60_000
-"""Largest step of the wall clock that is believed at once."""
+"""Largest step of the wall clock that is accepted at once."""
 DOUBT_MS: Final = 3_600_000
-"""Time for which a clock that was set forward further than that is not believed."""
+"""Time for which a larger step forward is not accepted."""
 
 
 def wall_ms() -> int:
@@ -34,10 +34,10 @@ def elapsed_ms() -> int:
 
 
 class CautiousClock:
-    """The time of day for deleting expired data: a clock set far forward is believed only after an hour.
+    """The time of day for deleting expired data: a clock set far forward is accepted only after an hour.
 
-    Until then time goes on as if it had not been set. A clock that was set back is believed at once, since
-    that deletes nothing.
+    Until then time continues as if the clock had not been set. A clock that was set back is accepted at once,
+    since that deletes nothing.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class CautiousClock:
         self._elapsed = elapsed_ms()
         self._doubted_since: int | None = None
         self.ahead_ms = 0
-        """Milliseconds that the wall clock is ahead of the believed time."""
+        """Milliseconds that the wall clock is ahead of the accepted time."""
 
     def now_ms(self) -> int:
         wall, elapsed = wall_ms(), elapsed_ms()

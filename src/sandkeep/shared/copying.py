@@ -1,7 +1,8 @@
 """Copy single entries of a tree with all their attributes, and open directories of untrusted trees.
 
-Works on directory descriptors and names as bytes; the caller walks. A source may change during the copy: an
-entry that is not the one the caller saw fails with ``ESTALE``, anything else with the errno of the call.
+Works on directory descriptors and names as bytes; the caller walks the tree. A source may change during the
+copy: an entry that was replaced since the caller saw it fails with ``ESTALE``, other failures have the errno
+of the call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sandkeep.linux.syscalls import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, openat
 
 _FICLONE: Final = 0x40049409
 _CLONE_FROM: Final = 1 << 20
-"""Below about this size copying is faster than sharing."""
+"""Below about this size copying is faster than sharing extents."""
 _SMALL: Final = 1 << 16
 _CHUNK: Final = 1 << 26
 _PATH_STEP: Final = 3000
@@ -36,7 +37,7 @@ class Attributes(NamedTuple):
 
 
 def check_depth(path: bytes) -> None:
-    """Refuse a tree nested so deep that remembering its paths would take memory without bound."""
+    """Refuse a tree nested so deep that storing its paths would take unbounded memory."""
     if len(path) > _PATH_LIMIT:
         raise LimitReached(
             f"a directory is nested deeper than {_PATH_LIMIT} bytes of path",
@@ -46,7 +47,7 @@ def check_depth(path: bytes) -> None:
 
 
 class EntryCopier:
-    """Copies entries into one file system, and remembers which calls it and this process's rights allow."""
+    """Copies entries into one filesystem, and remembers which calls it and this process's rights allow."""
 
     __slots__ = ("_can_clone", "_gid", "_noatime", "_uid")
 
@@ -72,7 +73,7 @@ class EntryCopier:
     def file(
         self, source: int, status: os.stat_result, dest_fd: int, name: bytes, *, reuse: bool = False
     ) -> None:
-        """Copy an opened file; with ``reuse`` over the earlier copy of that name."""
+        """Copy an opened file; with ``reuse``, overwrite the earlier copy of that name."""
         create = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if reuse else os.O_CREAT | os.O_EXCL)
         copy = os.open(name, create, 0o600, dir_fd=dest_fd)
         try:

@@ -1,7 +1,7 @@
 """JSON Web Tokens in their compact form: header, claims and signature, each in base64url.
 
 The one encoder for tokens of the API (HS256) and for those netd adds to forwarded requests (RS256, whose keys
-are in ``net.tokens``). PyJWT would be a dependency of every installation, for this much.
+are in ``net.tokens``). PyJWT would be a dependency of every installation, for these few lines.
 """
 
 from __future__ import annotations

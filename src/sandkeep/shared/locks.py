@@ -14,7 +14,7 @@ def is_locked(path: str) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        # Unlocked before the close: a child forked since shares the descriptor, and with it the lock.
+        # Unlock before closing: a child forked meanwhile shares the descriptor, and with it the lock.
         fcntl.flock(fd, fcntl.LOCK_UN)
     except BlockingIOError:
         return True

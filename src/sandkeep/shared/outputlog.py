@@ -2,19 +2,18 @@
 
 A frame is a header and bytes. The header has the length, the stream, a mark, the time in µs, the offset, a
 checksum of the bytes and one of the header itself. The offset counts payload bytes of all streams together,
-in the order they were read, so one number names a place in the log for ever. Segments are files named after
-the offset they start at. When the log outgrows its cap whole segments in the middle are removed: the
-beginning and the end are what people look for, and the missing range shows up to every reader as an explicit
-gap.
+in the order they were read, so one number identifies a position in the log permanently. Segments are files
+named after the offset they start at. When the log exceeds its cap whole segments in the middle are removed:
+people look for the beginning and the end, and every reader gets the missing range as an explicit gap.
 
-The writer never seeks and never buffers: what ``append`` returned from survives ``kill -9`` of everything. A
-reader works on the files alone, during or after the process, from any offset. A last frame that a dying
-writer cut short is left alone while the writer may live, and yields the bytes that are there once the reader
-knows it does not (``final``).
+The writer never seeks and never buffers: once ``append`` has returned, its data survives ``kill -9`` of every
+process. A reader needs only the files, during or after the process, from any offset. A last frame that a
+dying writer truncated is left alone while the writer may live; once the reader knows that it does not
+(``final``), it yields the bytes that are there.
 
 Damage is reported and never served: where a checksum is wrong the reader yields a gap with that reason, finds
-the next intact frame by its mark, and goes on from there. Supervisors of earlier versions wrote headers
-without checksums. Such frames are read as they are, as long as each follows the one before.
+the next intact frame by its mark, and continues there. Supervisors of earlier versions wrote headers without
+checksums. Such frames are read unchecked, as long as each follows the one before.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ DAMAGED: Final = "damaged"
 
 _MARK: Final = b"\xf5\x5a\xd1"
 _SUMMED: Final = struct.Struct("<IB3sQQI")
-"""Length, stream, mark, time in µs, offset, checksum of the bytes; what the header's own is made of."""
+"""Length, stream, mark, time in µs, offset, checksum of the bytes: the part the header's checksum covers."""
 _HEADER: Final = struct.Struct("<IB3sQQII")
-"""The same and the header's own checksum."""
+"""The same, followed by the header's own checksum."""
 _HEADER_SIZE: Final = _HEADER.size
 _MARK_AT: Final = 5
 _OLD_HEADER: Final = struct.Struct("<IB3sQQ")
@@ -49,7 +48,7 @@ _HEX: Final = frozenset("0123456789abcdef")
 
 
 class Chunk(NamedTuple):
-    """Bytes as they were read from one stream."""
+    """Bytes read from one stream at one time."""
 
     offset: int
     time_us: int
@@ -67,7 +66,7 @@ class Gap(NamedTuple):
 
 
 class End(NamedTuple):
-    """The process has ended; nothing it printed itself comes after this."""
+    """The process has ended; no output of its own follows."""
 
     offset: int
     time_us: int
@@ -98,7 +97,7 @@ class OutputWriter:
     __slots__ = ("_cap", "_directory", "_fd", "_segment_size", "_starts", "_written", "dropped", "offset")
 
     def __init__(self, directory: str, *, cap: int) -> None:
-        """Make a new log in an existing directory."""
+        """Create a log in an existing directory."""
         self._directory = directory
         self._cap = cap
         self._segment_size = max(64 << 10, min(8 << 20, cap // 8))
@@ -119,7 +118,7 @@ class OutputWriter:
                 writer.dropped += sum(gap.length for gap in gaps if gap.reason == DROPPED)
             writer.offset = reader.offset
         writer._starts = _segments(directory)
-        # A segment of its own for what follows, unless nothing precedes it.
+        # Later frames get a new segment, unless the log is empty.
         if writer._starts and writer._starts[-1] == writer.offset:
             writer._starts.pop()
         return writer
@@ -149,7 +148,7 @@ class OutputWriter:
             while written < total:
                 written += os.write(self._fd, (header + data)[written:])
         except OSError:
-            # A half frame in the middle would make everything after it unreadable.
+            # A partial frame in the middle would make everything after it unreadable.
             os.ftruncate(self._fd, before)
             os.lseek(self._fd, before, os.SEEK_SET)
             raise
@@ -168,20 +167,20 @@ class OutputWriter:
         self._trim()
 
     def _trim(self) -> None:
-        # Segments that start in the first half of the cap are the head and stay; the oldest of the others
-        # goes, except the one being written.
+        # Segments that start in the first half of the cap are the head and stay; the oldest of the others is
+        # removed, except the one being written.
         while self.offset - self.dropped > self._cap:
             victim = next((i for i, start in enumerate(self._starts) if start >= self._cap // 2), None)
             if victim is None or victim >= len(self._starts) - 1:
                 return
             start = self._starts.pop(victim)
             os.unlink(_segment_path(self._directory, start))
-            # Only the oldest of the tail is ever removed, so its successor starts where it ended.
+            # Only the oldest segment of the tail is ever removed, so its successor starts where it ended.
             self.dropped += self._starts[victim] - start
 
 
 class _Frame(NamedTuple):
-    """A header that was read, and how long it is itself."""
+    """A decoded header, and its own length."""
 
     length: int
     stream: int
@@ -200,7 +199,7 @@ def _header(length: int, stream: int, time_us: int, offset: int, checksum: int) 
 
 
 def _frame_at(block: bytes, position: int, expected: int) -> _Frame | None:
-    """The header at a place, where the payload must go on at ``expected`` or later; ``None`` if damaged."""
+    """Return the header at a position, if its offset is ``expected`` or more; ``None`` if it is damaged."""
     mark = block[position + _MARK_AT : position + _MARK_AT + len(_MARK)]
     if mark == _OLD_MARK:
         length, stream, _, time_us, offset = _OLD_HEADER.unpack_from(block, position)
@@ -244,7 +243,7 @@ class OutputReader:
         self._segment = -1
         self._next_file = 0
         self._at = 0
-        """The payload offset of what comes next in the segment; ``offset`` may be further."""
+        """The payload offset of the next frame in the segment; ``offset`` may be larger."""
         self._reason = DROPPED
         """Reason for a gap before the segment, if there is one."""
         self.offset = offset
@@ -274,7 +273,7 @@ class OutputReader:
         return items
 
     def give_up(self, end: int) -> Gap | None:
-        """Yield a gap up to ``end``, since the bytes before it cannot be read, and go on after it."""
+        """Return a gap up to ``end``, because the bytes before it cannot be read, and continue after it."""
         return self._gap(end, DAMAGED)
 
     def _items(self) -> Iterator[Item]:
@@ -291,8 +290,8 @@ class OutputReader:
                 if self.final:
                     yield from self._tail()
                 return
-            # A successor exists, so this segment is complete; look once more, because its last frames may
-            # have been written after we reached its end.
+            # A successor exists, so this segment is complete; read once more, because its last frames may
+            # have been written after this reader reached its end.
             if (yield from self._frames()):
                 continue
             left = os.fstat(self._fd).st_size - self._next_file
@@ -301,7 +300,7 @@ class OutputReader:
             self._reason = DAMAGED if left else DROPPED
 
     def _gap(self, end: int, reason: str) -> Gap | None:
-        """What is missing between here and ``end``, if anything is; the reader is then behind it."""
+        """Return the range missing between the position and ``end``, if any, and move to its end."""
         if self.offset >= end:
             return None
         gap = Gap(self.offset, end - self.offset, reason)
@@ -309,7 +308,7 @@ class OutputReader:
         return gap
 
     def _frames(self) -> Generator[Item, None, bool]:
-        """Frames from the current place in the current segment; returns whether there was any."""
+        """Yield frames from the current position in the current segment; return whether there was any."""
         block = os.pread(self._fd, _READ, self._next_file)
         position = 0
         while _is_whole(block, position):
@@ -338,7 +337,7 @@ class OutputReader:
         return position > 0
 
     def _next_chunk(self, block: bytes, position: int) -> Chunk | None:
-        """The frame at a place, if nothing is special about it: nearly always, and many at a time."""
+        """Return the frame at a position if it is an ordinary chunk: a fast path that nearly always fits."""
         if len(block) - position < _HEADER_SIZE:
             return None
         length, stream, mark, time_us, offset, checksum, own = _HEADER.unpack_from(block, position)
@@ -362,7 +361,7 @@ class OutputReader:
     def _show(self, frame: _Frame, data: bytes) -> Iterator[Item]:
         end = frame.offset + frame.length
         self._at = end
-        # What was lost on the way to this frame, whose header was found behind damage.
+        # The range lost before this frame, whose header was found after damage.
         lost = self._gap(frame.offset, DAMAGED)
         if not frame.is_intact(data):
             more = self._gap(end, DAMAGED)
@@ -380,7 +379,7 @@ class OutputReader:
             yield Chunk(frame.offset + skip, frame.time_us, frame.stream, data[skip:] if skip else data)
 
     def _find_next(self) -> bool:
-        """Go to the next intact header behind a damaged one; False when there is none yet."""
+        """Move to the next intact header after a damaged one; return False when there is none yet."""
         place = self._next_file + 1
         while block := os.pread(self._fd, _READ, place):
             at = block.find(_MARK)

@@ -1,6 +1,6 @@
-"""The record of a process on disk: sealed lines in one file, the last whole one holds.
+"""The record of a process on disk: sealed lines in one file, of which the last complete one is valid.
 
-The supervisor of the session adds lines; the host reads them, also after the supervisor has died.
+The supervisor of the session appends lines; the host reads them, also after the supervisor has died.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXITED: Final = "exited"
 KILLED: Final = "killed"
 LOST: Final = "lost"
 KILLED_BY_REQUEST: Final = "killed by request"
-"""Why a process was killed: a client asked for it."""
+"""A client asked to kill the process."""
 OUT_OF_MEMORY: Final = "out of memory"
 TIME_LIMIT: Final = "time limit reached"
 
@@ -24,11 +24,11 @@ _RECORDS: Final = "record.jsonl"
 _FIELDS: Final = frozenset(
     {"id", "argv", "cwd", "status", "exit_code", "reason", "started_ms", "finished_ms", "pty"}
 )
-"""What every record has."""
+"""Fields of every record."""
 
 
 def add_record(directory: str, body: dict[str, Any]) -> None:
-    """Add a record to those before it, whole or not at all. Replacing a file would cost two more."""
+    """Append a record, whole or not at all. Replacing the file would cost two more calls."""
     line = seal(body) + b"\n"
     fd = os.open(f"{directory}/{_RECORDS}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -41,9 +41,9 @@ def add_record(directory: str, body: dict[str, Any]) -> None:
 
 
 def last_record(directory: str) -> dict[str, Any]:
-    """Return the last record of a process, by a supervisor that may have died while writing.
+    """Return the last record of a process, whose supervisor may have died while writing.
 
-    A damaged record is skipped in favour of the one before. Raises ``ValueError`` if all are damaged.
+    A damaged record is skipped and the one before is used. Raises ``ValueError`` if all are damaged.
     """
     with open(f"{directory}/{_RECORDS}", "rb") as handle:
         lines = handle.read().splitlines(keepends=True)

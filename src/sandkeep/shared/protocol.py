@@ -1,4 +1,4 @@
-"""What the control socket carries: frames of one JSON object and an optional blob of bytes.
+"""The protocol of the control socket: frames of one JSON object and an optional blob of bytes.
 
 Shared by both ends and free of I/O. A frame is two big-endian lengths, the JSON text, the blob. On a
 connection the client sends requests ``{"id", "op", …}``; every request gets exactly one response with the
@@ -40,9 +40,9 @@ OLDEST: Final = 1
 
 HEADER: Final = struct.Struct("!II")
 MAX_JSON: Final = 48 << 20
-"""As many arguments as the kernel takes, every character of them escaped."""
+"""The longest arguments the kernel takes, every character of them escaped."""
 SHORT_JSON: Final = 4 << 20
-"""What supervisors of earlier protocols read; they close the connection when more is announced."""
+"""Limit of supervisors of earlier protocols; they close the connection when more is announced."""
 MAX_BLOB: Final = 4 << 20
 
 Frame = tuple[dict[str, Any] | None, bytes]
@@ -58,7 +58,7 @@ def encode(body: dict[str, Any] | None, blob: bytes = b"") -> bytes:
 
 
 def encode_json_line(body: Any) -> bytes:
-    """A value that travels as data rather than in a frame of its own."""
+    """Encode a value that travels as data rather than in a frame of its own."""
     return json.dumps(body, separators=(",", ":")).encode("ascii") + b"\n"
 
 
@@ -96,7 +96,7 @@ def unsupported(said: dict[str, Any]) -> str | None:
 
 
 class FrameDecoder:
-    """Bytes in, frames out; the bytes may be cut anywhere."""
+    """Splits bytes, received in chunks of any size, into frames."""
 
     __slots__ = ("_buffer",)
 

@@ -1,8 +1,8 @@
-"""Removing a directory tree while a hostile process may be rearranging it.
+"""Remove a directory tree while a hostile process may be rearranging it.
 
-The walk never uses a path of more than one name: each directory is opened below the one already held, not
-through a symbolic link and not onto another mount. It keeps a bounded number of descriptors and of names,
-however deep or wide the tree is.
+The walk never uses a path of more than one name: each directory is opened relative to its parent's
+descriptor, not through a symbolic link and not onto another mount. The number of open descriptors and of
+names in memory is bounded, however deep or wide the tree is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Level:
 def remove_tree(parent: int, name: bytes) -> None:
     """Remove directory ``name`` of ``parent`` and all below it.
 
-    ``filename`` of the error it raises says in which directory it stopped.
+    ``filename`` of the raised error is the directory where it stopped.
     """
     levels: list[_Level] = []
     try:
@@ -79,7 +79,7 @@ def _open(parent: int, name: bytes) -> int:
 
 
 def _scan(level: _Level) -> None:
-    """Unlink every entry that is not a directory, and note some of the directories."""
+    """Unlink every entry that is not a directory, and remember some of the directories."""
     os.lseek(level.fd, 0, os.SEEK_SET)
     with os.scandir(level.fd) as entries:
         for entry in entries:

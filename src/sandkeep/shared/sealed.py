@@ -1,7 +1,7 @@
 """Small JSON files with a checksum of their content, so that damage is noticed.
 
-The checksum comes first: ``{"check":NUMBER,`` and then the rest as it would be without. Files of earlier
-versions have none and are read without a check.
+The checksum comes first: ``{"check":NUMBER,`` followed by the rest of the object. Files of earlier versions
+have none and are read without a check.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def read_sealed(path: str) -> dict[str, Any]:
 
 
 def write_sealed(path: str, body: dict[str, Any], *, mode: int = 0o644, durable: bool = False) -> None:
-    """Publish a small file whole: a reader sees the old one or the new one.
+    """Write a small file atomically: a reader sees the old one or the new one.
 
-    After a loss of power there may be neither, unless it is ``durable``.
+    After a loss of power both may be missing, unless it is ``durable``.
     """
     fresh = f"{path}.new"
-    # Plain calls and one write: every session does this, and a file object takes five calls more.
+    # Plain system calls and one write: every session does this, and a file object needs five more calls.
     left = memoryview(seal(body))
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:

@@ -1,4 +1,4 @@
-"""The tar format, as far as the reader and the writer share it."""
+"""The part of the tar format that the reader and the writer share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading of tar archives: one parser of headers without I/O, and two readers around it.
+"""Read tar archives: one parser of headers without I/O, and two readers around it.
 
 ``TarParser`` is the core. It takes blocks and returns entries, and every decision about what an archive
 means is made there. ``TarReader`` pulls an archive through ``read(n)``; ``TarFeed`` is given the chunks as
@@ -6,7 +6,7 @@ they arrive. None of them holds more than one header and one chunk.
 
 The parser understands ustar, PAX and GNU headers. Names and attribute values are bytes. Anything wrong is
 an ``ArchiveError`` that names the entry. Where implementations of tar disagree, the parser decides as
-follows, and so for images, uploads and downloads alike:
+follows, the same for images, uploads and downloads:
 
 - **End marker**: one block of zeros ends the archive. Without one the archive is refused: it may be cut
   short.
@@ -42,7 +42,7 @@ from sandkeep.shared.tar import BLOCK, CHUNK, XATTR, checksum
 EXTENDED_LIMIT = 1 << 20
 """Largest extension header (PAX, or a GNU long name) accepted."""
 TRAILER_LIMIT = 1 << 20
-"""Most bytes that ``TarFeed`` keeps of what follows the end marker."""
+"""Most bytes after the end marker that ``TarFeed`` keeps."""
 
 # name, mode, uid, gid, size, mtime, checksum, type, link, magic, prefix
 _PARSED = struct.Struct("100s8s8s8s12s12s8sc100s6s82x155s12x")
@@ -126,7 +126,7 @@ class TarEntry:
 class TarParser:
     """The meaning of headers, without I/O.
 
-    Call ``take`` with exactly ``wanted`` bytes, again and again, until ``ended``. After each entry that it
+    Call ``take`` with exactly ``wanted`` bytes, repeatedly, until ``ended``. After each entry that it
     returns, skip ``entry.size`` bytes of content and ``padding(entry.size)`` before the next call.
     """
 
@@ -222,7 +222,7 @@ class TarParser:
         for key in _NEVER_GLOBAL:
             if records.get(key):
                 raise self.error(f"a global extension header with a {key.decode()}, which is not supported")
-        # Of the rest a handful of keys is kept, however many headers there are.
+        # Only a handful of keys is kept, however many headers there are.
         self._global |= {key: records[key] for key in _GLOBAL_KEYS if key in records}
 
     # --- entries ---------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class TarParser:
     def _number(self, field: bytes, what: str, *, negative: bool = False) -> int:
         digits = field.rstrip(b" \0")
         try:
-            # int() alone would take signs and underscores.
+            # int() alone would accept signs and underscores.
             if digits.isdigit():
                 return int(digits, 8)
         except ValueError:

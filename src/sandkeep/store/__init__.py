@@ -3,7 +3,7 @@
 ``facade``      `Store`: one attribute per noun, transactions over all of them
 ``rows``        the frozen values that go in and come out
 ``projects``    the scopes that names, tokens and lists belong to
-``tokens``      tokens: who may act in a project
+``tokens``      credentials that act in a project
 ``sandboxes``   names, configuration, and where each sandbox points
 ``sessions``    each execution of a sandbox; the only writer of a sandbox's status
 ``processes``   a record of everything run in a session
@@ -15,7 +15,7 @@
 ``events``      what happened, in the order it was recorded
 ``identities``  the store's own id, and a number that grows as it changes
 ``identity``    checks that a store belongs to its data directory
-``counting``    how much a store knows, read without opening it
+``counting``    counts a store's rows without opening it
 ``pages``       pages of lists that stay correct while rows come and go
 ``tables``      frozen rows to database tuples and back
 ``database``    the interface that a database implements
@@ -28,16 +28,16 @@ What callers may rely on:
   always an argument, and so are ids, so a caller's transaction is a function of its inputs.
 * A call returns when its effect is committed (or part of the caller's `Store.transaction`), which survives
   ``kill -9``; `Store.sync` makes it survive loss of power.
-* Anything that belongs to a project takes the project first and sees nothing else. Three kinds of exception
-  say so in their names: ``find`` by a session, snapshot or process id returns the row with its project, for
-  the caller to compare; ``…_on_host`` and ``…_everywhere`` are for the server's own upkeep.
-* ``find`` returns ``None`` for what is not there, ``get`` raises `sandkeep.errors.NotFound`.
+* Anything that belongs to a project takes the project first and sees no other project's rows. The
+  exceptions show in their names: ``find`` by a session, snapshot or process id returns the row with its
+  project, for the caller to compare; ``…_on_host`` and ``…_everywhere`` are for the server's own upkeep.
+* ``find`` returns ``None`` for a missing row, ``get`` raises `sandkeep.errors.NotFound`.
 
-Another database takes part by implementing `database.Database` and by running the same steps: statements
-use ``$1`` parameters, ``RETURNING``, row values, partial indexes and ``ON CONFLICT``, which PostgreSQL
-reads as they are. Text sorts by its bytes (``COLLATE "C"`` there), ``BLOB`` is ``BYTEA`` and the events'
-sequence an identity column. A remote database answers in hundreds of microseconds, so there the calls run
-in threads, one connection each.
+Another database can be used by implementing `database.Database` and by running the same steps: statements use
+``$1`` parameters, ``RETURNING``, row values, partial indexes and ``ON CONFLICT``, which PostgreSQL accepts
+unchanged. Text sorts by its bytes (``COLLATE "C"`` there), ``BLOB`` is ``BYTEA`` and the events' sequence an
+identity column. A remote database responds in hundreds of microseconds, so there the calls run in threads,
+one connection each.
 """
 
 from sandkeep.store.facade import Store

@@ -1,7 +1,8 @@
-"""A number for each declared port of a sandbox, which no other port of this installation has.
+"""Assign each declared port of a sandbox a number that no other port of this installation has.
 
-The engine makes a loopback address of it. The number comes from the sandbox's id and the port, so that a port
-that goes and comes back has it again; where another port has it already, from the next of a fixed sequence.
+The engine derives a loopback address from it. The number is a hash of the sandbox's id and the port, so that
+a port that is removed and declared again gets the same number; if another port has it already, the next
+candidate of a fixed sequence is taken.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _ATTEMPTS: Final = 64
 
 
 def assign(db: Database, sandbox: str, ports: Iterable[int]) -> None:
-    """Have these ports of a sandbox numbered, and no others. Those that are numbered keep their numbers."""
+    """Give exactly these ports of a sandbox a number. Ports that have one keep it."""
     wanted = set(ports)
     has = {int(port) for (port,) in db.all("SELECT port FROM addresses WHERE sandbox = $1", sandbox)}
     for port in has - wanted:

@@ -1,4 +1,4 @@
-"""How much a store knows, read without opening it as a server does: it may be in use, or damaged."""
+"""Count a store's rows without opening it as a server does: it may be in use, or damaged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _QUERIES: Final = (
 
 
 class Counts(NamedTuple):
-    """Of all projects together."""
+    """Counts over all projects."""
 
     sandboxes: int
     snapshots: int
@@ -22,7 +22,7 @@ class Counts(NamedTuple):
 
 
 def count(path: str) -> Counts | None:
-    """``None`` when the store cannot be read: it is damaged, not there, or a server keeps it to itself."""
+    """Count rows; return ``None`` if the store is missing, damaged, or locked by a server."""
     try:
         connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
         try:

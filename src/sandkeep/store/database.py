@@ -1,4 +1,4 @@
-"""What the store needs from a database: numbered parameters, plain tuples, and atomic blocks.
+"""The interface the store needs from a database: numbered parameters, plain tuples, and atomic blocks.
 
 SQL in this package is written once, with ``$1`` parameters and no dialect of its own beyond ``RETURNING``,
 row values and partial indexes, so that any implementation of `Database` can run it. Values going in and out
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 
 class UniqueViolation(Exception):
-    """A unique index refused a row. Never leaves the package: each noun knows what the clash means."""
+    """A unique index refused a row. Never leaves the package: each noun translates it into its own error."""
 
 
 class Database(Protocol):
@@ -32,30 +32,30 @@ class Database(Protocol):
         """Run one statement once per row of values."""
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing, holding the write lock from the start. Refused inside another transaction."""
+        """Run a block as a whole or not at all, with the write lock from the start. Raises when nested."""
 
     def atomic(self) -> AbstractContextManager[None]:
-        """All or nothing, inside the transaction in progress or in one of its own."""
+        """Run a block as a whole or not at all, inside the current transaction or in one of its own."""
 
     def sync(self) -> None:
         """Return when everything committed so far survives loss of power."""
 
     @property
     def changes(self) -> int:
-        """A number that is another one when something was written through this object."""
+        """A number that changes whenever something was written through this object."""
 
     @property
     def concurrent(self) -> bool:
         """Whether `checkpoint` may be called in another thread."""
 
     def checkpoint(self) -> bool:
-        """Write the log back; whether all of it is back and safe from loss of power."""
+        """Write the log back; return whether all of it is in the main file and safe from loss of power."""
 
     def rewrite(self) -> None:
-        """Write everything anew, so that no file has anything of what was there before."""
+        """Rewrite the whole database, so that no file contains deleted data."""
 
     def check(self) -> None:
-        """Read everything through. Raises `StoreError` when it is damaged."""
+        """Read the whole database. Raises `StoreError` when it is damaged."""
 
     def close(self) -> None:
         """Release the connection. Calling it twice is harmless."""

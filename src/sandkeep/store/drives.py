@@ -1,7 +1,7 @@
 """Drives: named filesystems, written by one session at a time.
 
-A drive is released when its session ends (`sandkeep.store.sessions`), so what that session wrote has to be
-committed before: the next session that attaches it starts from the committed layer.
+A drive is released when its session ends (`sandkeep.store.sessions`), so the caller must commit what that
+session wrote before: the next session that attaches the drive starts from the committed layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Drives:
         self._db = db
 
     def add(self, drive: Drive) -> None:
-        """Take the name. Raises `NameTaken`."""
+        """Add a drive under its name. Raises `NameTaken`."""
         try:
             with self._db.atomic():
                 _TABLE.insert(self._db, drive)
@@ -43,7 +43,7 @@ class Drives:
         return self._existing(self.find(project, name), name)
 
     def attach(self, project: str, name: str, session: str, *, now_ms: int) -> Drive:
-        """Give the session the right to write. Raises `DriveAttached` when another has it."""
+        """Give the session the right to write. Raises `DriveAttached` when another session has it."""
         row = _TABLE.update(
             self._db,
             {"current_session": session, "updated_ms": now_ms},
@@ -58,7 +58,7 @@ class Drives:
         raise self._attached(held)
 
     def commit(self, project: str, name: str, session: str, *, layer: str, now_ms: int) -> Drive:
-        """Make ``layer`` the drive's content. Raises `DriveAttached` when the session no longer holds it."""
+        """Make ``layer`` the drive's content. Raises `DriveAttached` when the session does not hold it."""
         row = _TABLE.update(
             self._db,
             {"layer": layer, "updated_ms": now_ms},
@@ -75,7 +75,7 @@ class Drives:
         )
 
     def delete(self, project: str, name: str) -> Drive:
-        """Forget a detached drive. Raises `DriveAttached`."""
+        """Delete the row of a detached drive. Raises `DriveAttached`."""
         with self._db.atomic():
             row = self.get(project, name)
             if row.current_session is not None:

@@ -1,8 +1,8 @@
 """Events: what happened, in the order it was recorded.
 
 Pages follow the sequence number, not the clock, so a reader going forward misses nothing that is recorded
-later. Who waits for more is woken when something is recorded through the same object; what another process
-records is seen at the next look.
+later. `Events.wait` returns as soon as an event is recorded through the same object; events that another
+process records are found at the next query.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Events:
     def __init__(self, db: Database) -> None:
         self._db = db
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
-        """By project or sandbox."""
+        """Waiters, by project or sandbox."""
 
     def add(
         self,
@@ -74,7 +74,7 @@ class Events:
         )
 
     async def wait(self, project: str, sandbox: str | None, seconds: float) -> bool:
-        """Until something is recorded in a project or about one of its sandboxes; whether it was in time."""
+        """Wait for an event of a project, or about one sandbox of it; return whether one came in time."""
         key = sandbox or project
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, set()).add(waiter)
@@ -91,7 +91,7 @@ class Events:
                     del self._waiting[key]
 
     def mentioned_everywhere(self, kind: str, text: str) -> bool:
-        """Whether some project has an event of this kind whose data contains ``text``, an id say."""
+        """Return whether some project has an event of this kind whose data contains ``text``, an id say."""
         return (
             self._db.one("SELECT 1 FROM events WHERE kind = $1 AND instr(data, $2) > 0", kind, text)
             is not None
@@ -119,5 +119,5 @@ class Events:
         return _TABLE.page(self._db, where, RECORDED, request or PageRequest())
 
     def forget_everywhere(self, *, before_ms: int) -> int:
-        """Drop every project's events older than a time."""
+        """Delete every project's events older than a time."""
         return self._db.run("DELETE FROM events WHERE time_ms < $1", before_ms)

@@ -24,7 +24,7 @@ from sandkeep.store.tokens import Tokens
 
 
 class Store:
-    """The metadata of one installation. See the package for what it promises and who may call it."""
+    """The metadata of one installation. The package docstring says what callers may rely on."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -42,10 +42,10 @@ class Store:
 
     @classmethod
     def open(cls, path: str, *, now_ms: int, alone: bool = False) -> Store:
-        """Open the SQLite file at ``path``, made or migrated as needed.
+        """Open the SQLite file at ``path``; create or migrate it as needed.
 
         Raises `SchemaTooNew` for a database of a newer sandkeep, `NoSpace` where its disk is full, and
-        `StoreError` for anything unusable. ``alone`` keeps others out while it is open.
+        `StoreError` for anything unusable. ``alone`` excludes other processes while it is open.
         """
         db = SqliteDatabase(path, alone=alone)
         try:
@@ -56,15 +56,15 @@ class Store:
         return cls(db)
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Make several calls one: all happen or none. No ``await`` inside; nesting is refused."""
+        """Make several calls atomic: all happen or none. No ``await`` inside; nesting is refused."""
         return self._db.transaction()
 
     def rewrite(self) -> None:
-        """Write the store anew, so that its files have nothing of rows that were changed or deleted."""
+        """Rewrite the store, so that its files contain nothing of changed or deleted rows."""
         self._db.rewrite()
 
     def layers_in_use(self) -> set[str]:
-        """Layers that snapshots, active sessions and drives start from. What is below them is needed too."""
+        """Return the layers that snapshots, active sessions and drives use; those below are needed too."""
         found = self._db.all(
             "SELECT layer FROM snapshots WHERE status = 'created'"
             " UNION SELECT layer_base FROM sessions"
@@ -74,10 +74,10 @@ class Store:
         return {row[0] for row in found}
 
     def holders(self) -> dict[str, str | None]:
-        """Everything that may refer to a layer, and to which one; ``None`` for any.
+        """Return everything that may refer to a layer, and to which one; ``None`` for any.
 
-        An active session may be on the way to a layer that is not written down yet: its own, or one of a
-        drive that it writes to. A session that reads a drive refers to the layer the drive had at its start.
+        An active session may be about to create a layer that is not recorded yet: its own, or one of a drive
+        that it writes to. A session that reads a drive refers to the layer the drive had at its start.
         """
         found = self._db.all(
             "SELECT id, layer FROM snapshots WHERE status = 'created'"
@@ -87,7 +87,7 @@ class Store:
         return {row[0]: row[1] for row in found}
 
     def holds(self) -> dict[str, str]:
-        """Which layer each live snapshot and each drive refers to."""
+        """Return which layer each live snapshot and each drive refers to."""
         found = self._db.all(
             "SELECT id, layer FROM snapshots WHERE status = 'created'"
             " UNION SELECT id, layer FROM drives WHERE layer IS NOT NULL"
@@ -100,26 +100,26 @@ class Store:
 
     @property
     def changes(self) -> int:
-        """A number that is another one when something was written through this object."""
+        """A number that changes whenever something was written through this object."""
         return self._db.changes
 
     async def write_back(self) -> bool:
-        """Write the log back, in a thread where the database can be used in two; whether all of it is back.
+        """Write the log back, in a thread if the database allows it; return whether all of it is back.
 
-        What was committed before is then in the main file, safe from loss of power and of the log.
+        Everything committed before is then in the main file, safe from loss of power and of the log.
         """
         return await asyncio.to_thread(self._db.checkpoint) if self._db.concurrent else self._db.checkpoint()
 
     def checkpoint(self) -> bool:
-        """`write_back`, waiting for it."""
+        """Write the log back as `write_back` does, but block."""
         return self._db.checkpoint()
 
     def check(self) -> None:
-        """Read the database through. Raises `StoreError` when it is damaged."""
+        """Read the whole database. Raises `StoreError` when it is damaged."""
         self._db.check()
 
     def is_empty(self) -> bool:
-        """Whether it knows of nothing on disk."""
+        """Return whether no row refers to anything on disk."""
         found = self._db.one(
             "SELECT 1 FROM sandboxes UNION ALL SELECT 1 FROM sessions UNION ALL SELECT 1 FROM snapshots"
             " UNION ALL SELECT 1 FROM drives LIMIT 1"

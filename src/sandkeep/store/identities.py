@@ -1,4 +1,4 @@
-"""The store's own id, and a number that moves on as it changes: by these it is known again."""
+"""The store's own id, and a generation that grows as it changes: together they identify its state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Identities:
         self._db = db
 
     def get(self) -> StoreIdentity | None:
-        """``None`` in a store that nothing has been written to yet, or of an earlier version."""
+        """Return the identity; ``None`` in a store that is new, or of an earlier version."""
         row = self._db.one("SELECT id, generation FROM identity")
         return None if row is None else StoreIdentity(*row)
 
@@ -32,6 +32,6 @@ class Identities:
             self._db.run("INSERT INTO identity (id, generation) VALUES ($1, $2)", *identity)
 
     def advance(self) -> StoreIdentity | None:
-        """Move the generation on, and return what the identity is now."""
+        """Increment the generation, and return the new identity."""
         row = self._db.one("UPDATE identity SET generation = generation + 1 RETURNING id, generation")
         return None if row is None else StoreIdentity(*row)

@@ -1,10 +1,10 @@
-"""Which store belongs to a data directory.
+"""Check that a store belongs to its data directory.
 
-The store has an id and a generation that moves on as it changes; a file among the layers has both as they
-were a moment ago. A store that is new, older, damaged or another one is refused beside layers or sessions:
-it does not know them, and what the store does not know is taken for rubbish sooner or later.
+The store has an id and a generation that grows as it changes; a file among the layers has a recent copy of
+both. A store that is new, older, damaged or another one is refused beside layers or sessions: it does not
+know them, and upkeep would sooner or later delete what the store does not know.
 
-The file is written after the store is on disk, so that a loss of power never leaves it ahead of the store.
+The file is written after the store is synced, so that a loss of power never leaves it ahead of the store.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sandkeep.store.identities import StoreIdentity, new_identity
 STORE: Final = "store.db"
 _FILE: Final = "layers/.identity"
 _CHECKED_BYTES: Final = 16 << 20
-"""Larger stores are not read through at every start: `sandkeep doctor` does that."""
+"""Larger stores are not checked at every start: `sandkeep doctor` does that."""
 _CORRUPT: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Found(NamedTuple):
-    """What is in a data directory beside the store."""
+    """The layers and sessions in a data directory, which its store must know."""
 
     layers: int
     sessions: int
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 
 def look(data_dir: str) -> Found:
-    """Count what a store has to know."""
+    """Count the layers and sessions of a data directory."""
     return Found(_count(os.path.join(data_dir, "layers")), _count(os.path.join(data_dir, "sessions")))
 
 
@@ -52,7 +52,7 @@ def _count(directory: str) -> int:
 
 
 def read(data_dir: str) -> StoreIdentity | None:
-    """The identity beside the layers; ``None`` when there is none that can be read."""
+    """Return the identity beside the layers; ``None`` if it is missing or unreadable."""
     try:
         body = read_sealed(os.path.join(data_dir, _FILE))
         return StoreIdentity(str(body["id"]), int(body["generation"]))
@@ -61,16 +61,16 @@ def read(data_dir: str) -> StoreIdentity | None:
 
 
 def write(data_dir: str, identity: StoreIdentity) -> None:
-    """Put the identity beside the layers. The store has to be on disk by now."""
+    """Write the identity beside the layers. The store must be synced before."""
     os.makedirs(os.path.join(data_dir, os.path.dirname(_FILE)), mode=0o700, exist_ok=True)
     write_sealed(os.path.join(data_dir, _FILE), identity._asdict(), mode=0o600, durable=True)
 
 
 def open_store(data_dir: str, *, now_ms: int, adopt: bool = False, alone: bool = False) -> Store:
-    """Open the store of a data directory, made when nothing is there that one would have to know.
+    """Open the store of a data directory; create it only if there are no layers or sessions.
 
-    With ``adopt`` it is opened in any case; a damaged one is moved away for a new one. ``alone`` keeps
-    other processes out while it is open.
+    With ``adopt`` it is opened in any case; a damaged one is renamed and a new one created. ``alone``
+    excludes other processes while it is open.
 
     Raises:
         StoreMismatch: it is missing, empty, older, damaged or another one, and there are layers or sessions.
@@ -132,7 +132,7 @@ def _compare(store: Store, beside: StoreIdentity | None, path: str, found: Found
 
 
 def is_damage(error: StoreError) -> bool:
-    """Whether the file itself is at fault, and not that it is newer, in use, or the disk is full."""
+    """Return whether the file itself is damaged, rather than newer, in use, or on a full disk."""
     code = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
     return not isinstance(error, SchemaTooNew) and (code in _CORRUPT or error.details.get("damaged", False))
 
@@ -160,7 +160,7 @@ def _refusal(path: str, found: Found, what: str, more: str) -> StoreMismatch:
 
 
 def _half_removed(data_dir: str, path: str, found: Found) -> StoreMismatch:
-    """Who deletes the directory with ``rm -rf`` deletes the store and stops at files that are not theirs."""
+    """Return the error for a directory left by ``rm -rf``, which deletes the store and not all files."""
     return StoreMismatch(
         f"{data_dir} is half removed: its store is gone, and {found} are left, as 'rm -rf' leaves them, which"
         " may not delete files of subordinate ids. Nothing was changed",
@@ -181,10 +181,10 @@ def _move_away(path: str, now_ms: int) -> None:
 
 
 def establish(store: Store, data_dir: str) -> None:
-    """Write down that the store and the data directory belong together, as of now."""
+    """Record that the store and the data directory belong together."""
     own, beside = store.identity.get() or new_identity(), read(data_dir)
     newest = max(own.generation, beside.generation if beside is not None else 0) + 1
     identity = StoreIdentity(own.id, newest)
     store.identity.put(identity)
-    if store.checkpoint():  # otherwise the next one writes it down: never before the store itself has it
+    if store.checkpoint():  # otherwise the next call writes it: never before the store itself has it
         write(data_dir, identity)

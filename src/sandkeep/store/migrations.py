@@ -1,8 +1,8 @@
-"""The schema, as ordered steps from nothing to now.
+"""The schema, as ordered steps from an empty database to the current version.
 
-A step, once released, never changes: a new one is appended. `migrate` applies what is missing in one
-transaction, so a database is always at some version and never between two; being killed in the middle
-leaves the old one.
+A step, once released, never changes: a new one is appended. `migrate` applies the missing steps in one
+transaction, so a database is always at some version and never between two; a crash in the middle leaves the
+old version.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def chosen_snapshots(db: Database) -> None:
 
 
 def origins(db: Database) -> None:
-    """What a sandbox restored from a snapshot has of the one that made it, which may be gone by then."""
+    """Copy columns of the session to its snapshots: a restore needs them after the session's row is gone."""
     for column in ("runtime", "cwd"):
         db.run(f"ALTER TABLE snapshots ADD COLUMN {column} TEXT")
         db.run(
@@ -89,14 +89,14 @@ def addresses_of_ports(db: Database) -> None:
 
 
 def sealed_policies(db: Database) -> None:
-    """From here on header values of policies are sealed, and who would send them as they are must not start.
+    """Mark that header values of policies are sealed: a version that would send them unopened must not start.
 
-    The engine seals what is there: it has the key.
+    The engine seals existing values, because it has the key.
     """
 
 
 def exact_resources(db: Database) -> None:
-    """Whether the caller asked for the limits of a sandbox. Those of earlier versions stay best effort."""
+    """Add whether the caller asked for the limits of a sandbox. Earlier sandboxes stay best effort."""
     db.run("ALTER TABLE sandboxes ADD COLUMN exact_resources INTEGER NOT NULL DEFAULT 0")
 
 
@@ -128,12 +128,12 @@ STEPS: tuple[Step, ...] = (
 def migrate(db: SqliteDatabase, *, now_ms: int, steps: Sequence[Step] = STEPS) -> int:
     """Bring the schema up to date and return its version.
 
-    Raises `SchemaTooNew` when a newer sandkeep has been here: its rows could mean what we do not know.
+    Raises `SchemaTooNew` if a newer sandkeep changed the schema: its rows could have a meaning unknown here.
     """
     [(version,)] = db.all("PRAGMA user_version")
     if version == len(steps):
         return len(steps)
-    # Another process may be migrating, too; the one that gets the lock second finds the work done.
+    # Another process may be migrating, too; the one that gets the lock second finds no step missing.
     with db.transaction():
         [(version,)] = db.all("PRAGMA user_version")
         if version > len(steps):
@@ -155,7 +155,7 @@ def migrate(db: SqliteDatabase, *, now_ms: int, steps: Sequence[Step] = STEPS) -
     return len(steps)
 
 
-# Snapshots name sessions, parents and layers by plain text: those may be forgotten before the snapshot is.
+# Snapshots name sessions, parents and layers by plain text: those rows may be deleted before the snapshot is.
 _FIRST = """
 CREATE TABLE projects (
     id TEXT PRIMARY KEY,

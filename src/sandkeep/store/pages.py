@@ -1,8 +1,8 @@
 """Pages of a list that changes while it is read.
 
-A cursor names the last row seen by its sort key and id, not by its position. Rows added or removed
-elsewhere then move nothing: a row that was there before the first page, is still there, and kept its sort
-key is seen exactly once.
+A cursor names the last row seen by its sort key and id, not by its position. So rows that are added or
+removed elsewhere do not shift pages: a row that existed before the first page, still exists, and kept its
+sort key is returned exactly once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Sort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
-    """Which page is wanted; checked when made."""
+    """A request for one page; checked on creation."""
 
     limit: int = DEFAULT_PAGE
     cursor: str | None = None
@@ -67,7 +67,7 @@ def write_cursor(request: PageRequest, sort: Sort, key: int | str, row_id: str) 
 
 
 def read_cursor(request: PageRequest, sort: Sort) -> tuple[int | str, str] | None:
-    """The sort key and id to start after, or ``None`` for the first page."""
+    """Return the sort key and id to start after, or ``None`` for the first page."""
     if request.cursor is None:
         return None
     try:

@@ -36,6 +36,6 @@ class Policies:
         return found
 
     def replace(self, row: StoredPolicy, policy: Mapping[str, Any]) -> None:
-        """Put another policy in place of one."""
+        """Replace the policy of one row."""
         text = json.dumps(policy, separators=(",", ":"))
         self._db.run(f"UPDATE {row.table} SET network_policy = $1 WHERE id = $2", text, row.id)

@@ -37,9 +37,9 @@ class Processes:
         duration_ms: int | None = None,
         reason: str | None = None,
     ) -> Process:
-        """Record the end of a running process; one that has ended already is returned as it is.
+        """Record the end of a running process; return one that has ended already unchanged.
 
-        ``duration_ms`` is by default the difference of two readings of the wall clock, which may be set.
+        ``duration_ms`` defaults to the difference of two readings of the wall clock, which may have been set.
         """
         changes = {
             "status": status,
@@ -53,7 +53,7 @@ class Processes:
         return row if row is not None else self.get(process.project, process.session, process.id)
 
     def of_session(self, project: str, session: str) -> list[Process]:
-        """Every process of a session, newest first."""
+        """Return every process of a session, newest first."""
         return _TABLE.select(
             self._db,
             "project = {} AND session = {}",

@@ -15,8 +15,8 @@ class Projects:
         self._db = db
 
     def ensure(self, project_id: str, *, team: str, name: str, now_ms: int) -> Project:
-        """The project of that team and name; made, with the given id, when it is new."""
-        # Looking first keeps the usual case a read, which never waits for another writer.
+        """Return the project of that team and name; create it, with the given id, when it is new."""
+        # Reading first keeps the usual case a read, which never waits for another writer.
         found = self.find(team=team, name=name)
         if found is not None:
             return found

@@ -1,4 +1,4 @@
-"""What the store holds, as frozen values. Field names are column names.
+"""The rows of the store, as frozen values. Field names are column names.
 
 Times are milliseconds since the epoch. Fields ending in ``_ms`` are either a time or a duration, by their
 name; sizes say their unit too.
@@ -23,7 +23,7 @@ ACTIVE = frozenset(
 """A sandbox has at most one session in these; the schema enforces it."""
 TERMINAL = frozenset(SessionStatus) - ACTIVE
 ACTIVE_SQL = ", ".join(f"'{status}'" for status in sorted(ACTIVE))
-"""For ``status IN (…)``, spelled the same in every query so that the partial indexes serve it."""
+"""For ``status IN (…)``, spelled the same in every query so that the partial indexes are used."""
 
 
 class ProcessKind(StrEnum):
@@ -34,18 +34,18 @@ class ProcessKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeepLast:
-    """Retention by number: the newest ``count`` snapshots stay."""
+    """Retention by number: the newest ``count`` snapshots are kept."""
 
     count: int
     expiration_ms: int | None = None
-    """Lifetime of the kept ones, from their creation. 0 is for ever, ``None`` leaves each its own expiry."""
+    """Lifetime of the kept ones, from their creation. 0 is forever, ``None`` keeps each one's own expiry."""
     delete_evicted: bool = True
-    """Delete what falls out of the newest at once, instead of leaving it until it expires."""
+    """Delete older snapshots at once, instead of leaving them until they expire."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMount:
-    """A drive shown at a path of the sandbox."""
+    """A drive mounted at a path of the sandbox."""
 
     drive: str
     mode: str
@@ -54,27 +54,27 @@ class StoredMount:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """That a sandbox is being destroyed, and how: written down before anything is done about it."""
+    """How a sandbox is being destroyed: recorded before the first step is taken."""
 
     delete_orphan_snapshots: bool
     actor: str | None = None
-    """Who asked, for the event that says it is done."""
+    """The caller that asked, for the event that reports completion."""
     reason: str | None = None
-    """Why, when no caller asked."""
+    """The reason, when no caller asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a session is to end: written down before anything is done about it."""
+    """How a session is to end: recorded before the first step is taken."""
 
     keep: bool
-    """Whether its files become a snapshot; else they are thrown away."""
+    """Whether its files become a snapshot; otherwise they are discarded."""
     method: str
     """The `SnapshotMethod` of that snapshot."""
     lifetime_ms: int | None = None
-    """What the caller asked for that snapshot."""
+    """The expiry that the caller asked for that snapshot."""
     reason: str | None = None
-    """Why, when it was not asked for."""
+    """The reason, when no caller asked."""
 
 
 def _decode_mounts(text: str) -> dict[str, StoredMount]:
@@ -90,10 +90,10 @@ _SESSION_STATUS = Codec(str, SessionStatus)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A scope of names. Two teams may use the same project name and never meet."""
+    """A scope of names. Two teams may use the same project name; they stay separate."""
 
     id: str
-    """Ours, and what every other row refers to."""
+    """The internal id, which every other row refers to."""
     team: str
     name: str
     """The project as its users spell it (an id or a name of theirs), echoed verbatim."""
@@ -112,17 +112,17 @@ class Token:
     expires_ms: int | None = None
     revoked_ms: int | None = None
     last_used_ms: int | None = None
-    """Accurate to a minute, so that using a token is not a write each time."""
+    """Accurate to a minute, so that not every use of a token is a write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
     id: str
-    """Internal and never reused, unlike the name: what outlives a sandbox is not taken for its namesake's."""
+    """Internal and never reused, unlike the name: records that outlive a sandbox match no later namesake."""
     project: str
     name: str
     status: SessionStatus = field(metadata=_SESSION_STATUS.column)
-    """That of the current session, kept equal to it by `sandkeep.store.sessions`."""
+    """Status of the current session, kept equal to it by `sandkeep.store.sessions`."""
     status_updated_ms: int
     created_ms: int
     updated_ms: int
@@ -143,21 +143,21 @@ class Sandbox:
     network_id: str | None = None
     mounts: Mapping[str, StoredMount] = field(default_factory=dict, metadata=_MOUNTS.column)
     snapshot_expiration_ms: int | None = None
-    """Lifetime given to new snapshots; 0 is for ever, ``None`` the server's default."""
+    """Lifetime of new snapshots; 0 is forever, ``None`` the server's default."""
     keep_last_snapshots: KeepLast | None = field(default=None, metadata=_KEEP_LAST.column)
     region: str
     failover_regions: tuple[str, ...] = field(default=(), metadata=TUPLE.column)
     total_active_cpu_ms: int = 0
-    """Totals cover ended sessions; the current one has its own."""
+    """Totals cover ended sessions; the current session has its own counters."""
     total_duration_ms: int = 0
     total_ingress_bytes: int = 0
     total_egress_bytes: int = 0
     destroying: Removal | None = field(default=None, metadata=_REMOVAL.column)
-    """Set while it is being destroyed. To callers it is gone from then on, but its name is not free yet."""
+    """Set while it is being destroyed. Callers no longer see it, but its name is not free yet."""
     source: Mapping[str, Any] | None = field(default=None, metadata=JSON.column)
-    """What its files started with, without credentials; ``None`` for its image alone."""
+    """The source of its files, without credentials; ``None`` for its image alone."""
     exact_resources: bool = field(default=False, metadata=BOOL.column)
-    """Its sessions start only where the host enforces or watches the limits of processors and memory."""
+    """Its sessions start only where the host enforces or watches the limits on CPU and memory."""
     destroy_on_stop: bool = field(default=False, metadata=BOOL.column)
     delete_after_ms: int | None = None
     delete_at_ms: int | None = None
@@ -201,7 +201,7 @@ class Session:
     status: SessionStatus = field(metadata=_SESSION_STATUS.column)
     host: str
     generation: int = 1
-    """Raised when another host takes the session over, so that late messages of the former are known."""
+    """Incremented when another host takes over, so that late messages of the former are recognised."""
     requested_ms: int
     created_ms: int
     updated_ms: int
@@ -215,7 +215,7 @@ class Session:
     deadline_ms: int | None = None
     source_snapshot: str | None = None
     layer_base: str | None = None
-    """Topmost layer below the private upper; ``None`` when the session started from the bare image."""
+    """Topmost layer below the private upper; ``None`` when the session started from the image alone."""
     image: str
     runtime: str | None = None
     region: str
@@ -229,18 +229,18 @@ class Session:
     interactive_port: int | None = None
     driver: str
     barriers: Mapping[str, Any] = field(default_factory=dict, metadata=JSON.column)
-    """What isolates it and which limits are enforced, as the host reported."""
+    """Isolation barriers and enforced limits, as the host reported them."""
     stop_reason: str | None = None
     active_cpu_ms: int = 0
     duration_ms: int = 0
     ingress_bytes: int = 0
     egress_bytes: int = 0
     ending: Ending | None = field(default=None, metadata=_ENDING.column)
-    """Set from the moment it begins to end."""
+    """Set as soon as the session begins to end."""
     persistent: bool = field(default=False, metadata=BOOL.column)
     """Whether its sandbox was persistent when it started."""
     rolled_back: bool = field(default=False, metadata=BOOL.column)
-    """A caller chose the current snapshot while it ran: the snapshot of its end does not become current."""
+    """A caller chose the current snapshot while it ran: the one taken at its end does not replace it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ class Process:
     args: tuple[str, ...] = field(default=(), metadata=TUPLE.column)
     cwd: str
     username: str | None = None
-    """Who it runs as, when not the sandbox's own user."""
+    """The user it runs as, if not the sandbox's default user."""
     status: ProcessStatus = field(default=ProcessStatus.RUNNING, metadata=Codec(str, ProcessStatus).column)
     exit_code: int | None = None
     started_ms: int
@@ -284,13 +284,13 @@ class Snapshot:
     """The caller chose this expiry for this snapshot, so retention rules leave it alone."""
     last_used_ms: int | None = None
     synced_ms: int | None = None
-    """When it became safe from loss of power."""
+    """When it was synced, so that it survives loss of power."""
     method: SnapshotMethod = field(metadata=Codec(str, SnapshotMethod).column)
     unwanted: bool = field(default=False, metadata=BOOL.column)
-    """It was to go with its sandbox and others used it. It goes with the last of those."""
+    """Its sandbox was deleted with its snapshots while others used it. It is deleted with the last user."""
     runtime: str | None = None
     cwd: str | None = None
-    """Both of the session that made it; ``None`` where that is not known."""
+    """Both are of the session that made it; ``None`` where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,11 +301,11 @@ class Drive:
     region: str
     max_size_bytes: int
     layer: str | None = None
-    """Topmost layer of its content; ``None`` until a session has written it."""
+    """Topmost layer of its content; ``None`` until a session has written to it."""
     parent: str | None = None
     root: str | None = None
     current_session: str | None = None
-    """The active session that has it mounted read-write."""
+    """The active session that mounts it read-write."""
     created_ms: int
     updated_ms: int
 
@@ -325,4 +325,4 @@ class Event:
     actor: str | None = None
     """Who caused it: ``token:`` and its id, or ``user:`` and a number; ``None`` for the server itself."""
     sandbox_name: str | None = None
-    """What the sandbox was called, which may be gone by now."""
+    """The name of the sandbox at that time; the sandbox may be gone by now."""

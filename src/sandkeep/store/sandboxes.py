@@ -1,7 +1,7 @@
-"""Sandboxes: names, configuration, and where each points.
+"""Sandboxes: their names, configuration, current session and current snapshot.
 
 Names are unique in a project and free after `Sandboxes.delete`. A sandbox that is *condemned* is being
-destroyed: `find`, `get` and lists no longer know it, and its name is not free yet.
+destroyed: `find`, `get` and lists do not return it, and its name is not free yet.
 
 ``status`` and ``current_session`` are not changed here: they follow the session (`sandkeep.store.sessions`).
 """
@@ -32,7 +32,7 @@ class Sandboxes:
         self._db = db
 
     def add(self, sandbox: Sandbox) -> None:
-        """Take the name. Raises `NameTaken`."""
+        """Add a sandbox under its name. Raises `NameTaken`."""
         try:
             with self._db.atomic():
                 _TABLE.insert(self._db, sandbox)
@@ -48,11 +48,11 @@ class Sandboxes:
         return self._existing(self.find(project, name), name)
 
     def find_by_id(self, project: str, sandbox: str) -> Sandbox | None:
-        """The sandbox, condemned or not."""
+        """Return the sandbox, condemned or not."""
         return _TABLE.find(self._db, "project = {} AND id = {}", project, sandbox)
 
     def update(self, project: str, name: str, *, now_ms: int, **changes: Unpack[SandboxChanges]) -> Sandbox:
-        """Change the given columns only, and return the sandbox as it is now."""
+        """Change only the given columns, and return the new row."""
         with self._db.atomic():
             row = _TABLE.update(
                 self._db, {**changes, "updated_ms": now_ms}, "project = {} AND name = {}", project, name
@@ -66,9 +66,9 @@ class Sandboxes:
         return row
 
     def addresses(self, project: str, sandbox: str) -> dict[int, int]:
-        """Port to a number that stands for this port of this sandbox only, below `addresses.SPACE`.
+        """Return the number of each port, unique to this port of this sandbox, below `addresses.SPACE`.
 
-        A port may have none: when nearly all numbers are taken.
+        A port may have no number, if nearly all numbers are in use.
         """
         found = self._db.all(
             "SELECT port, number FROM addresses JOIN sandboxes ON sandboxes.id = addresses.sandbox"
@@ -79,7 +79,7 @@ class Sandboxes:
         return {int(port): int(number) for port, number in found}
 
     def condemn(self, project: str, name: str, removal: Removal, *, now_ms: int) -> Sandbox:
-        """Write down that the sandbox is to be destroyed. Asked again, it can only take more along."""
+        """Record that the sandbox is to be destroyed. A repeated call can only widen what is deleted."""
         with self._db.atomic():
             before = self.condemned(project, name) or self.get(project, name)
             if before.destroying is not None:
@@ -90,15 +90,15 @@ class Sandboxes:
         return row
 
     def condemned(self, project: str, name: str) -> Sandbox | None:
-        """The sandbox of that name that is being destroyed."""
+        """Return the sandbox of that name that is being destroyed."""
         return _TABLE.find(self._db, "project = {} AND name = {} AND destroying IS NOT NULL", project, name)
 
     def condemned_everywhere(self) -> list[Sandbox]:
-        """Every project's sandboxes whose destruction has not come to its end."""
+        """Return every project's sandboxes whose destruction is not complete."""
         return _TABLE.select(self._db, "destroying IS NOT NULL", order="created_ms, id")
 
     def overdue_everywhere(self, *, now_ms: int) -> list[Sandbox]:
-        """Every project's sandboxes whose lifetime has ended and whose destruction has not begun."""
+        """Return every project's sandboxes whose lifetime has ended and whose destruction has not begun."""
         return _TABLE.select(
             self._db, "delete_at_ms <= {} AND destroying IS NULL", now_ms, order="delete_at_ms, id"
         )
@@ -106,7 +106,7 @@ class Sandboxes:
     def delete(self, project: str, name: str) -> Sandbox:
         """Delete the sandbox's row and free its name; sessions and snapshots stay, without a sandbox.
 
-        Raises `WrongState` while a session is active: nothing would be left to stop it by.
+        Raises `WrongState` while a session is active: without the row no caller could stop it.
         """
         with self._db.atomic():
             row = self.condemned(project, name) or self.get(project, name)
@@ -129,7 +129,7 @@ class Sandboxes:
         tag: tuple[str, str] | None = None,
         status: SessionStatus | None = None,
     ) -> Page[Sandbox]:
-        """One page of the project's sandboxes. A name prefix implies the order by name."""
+        """Return one page of the project's sandboxes. A name prefix implies the order by name."""
         where = Conditions().add("sandboxes.project = {} AND sandboxes.destroying IS NULL", project)
         if name_prefix is not None:
             sort = "name"
@@ -145,7 +145,7 @@ class Sandboxes:
         return _TABLE.page(self._db, where, choose_sort(SORTS, sort), request or PageRequest())
 
     def mounting(self, project: str, drive: str, *, mode: str) -> list[Sandbox]:
-        """The sandboxes that are configured to mount a drive so."""
+        """Return the sandboxes that are configured to mount a drive in this mode."""
         mounted = _TABLE.select(
             self._db, "project = {} AND mounts != '{{}}' AND destroying IS NULL", project, order="name"
         )

@@ -1,4 +1,4 @@
-"""Secrets: values by logical name, per project. What is kept is sealed; this module never sees a value."""
+"""Secrets: values by logical name, per project. Values are sealed; this module never sees the plain text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Secrets:
         self._db = db
 
     def put(self, project: str, name: str, sealed: bytes, *, now_ms: int) -> None:
-        """Store a value under a name, in place of the one before."""
+        """Store a value under a name, replacing an earlier one."""
         self._db.run(
             "INSERT INTO secrets (project, name, sealed, created_ms, updated_ms) VALUES ($1, $2, $3, $4, $4)"
             " ON CONFLICT (project, name) DO UPDATE SET sealed = $3, updated_ms = $4",

@@ -1,9 +1,8 @@
 """Sessions: each execution of a sandbox, and the only writer of a sandbox's status.
 
-The database itself keeps two promises, for every caller: a sandbox has at most one active session, and a
-session never leaves a terminal status. Ending a session settles everything that hung on it in the same
-transaction: usage is added to the sandbox's totals, processes still open become ``lost``, drives are
-released.
+The database itself enforces two rules, for every caller: a sandbox has at most one active session, and a
+session never leaves a terminal status. Ending a session settles its dependents in the same transaction: usage
+is added to the sandbox's totals, open processes become ``lost``, drives are released.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _STAMP = {
     SessionStatus.FAILED: "stopped_ms",
     SessionStatus.ABORTED: "aborted_ms",
 }
-"""The time each status records when it is entered, unless that time is known already."""
+"""The time column that each status sets when it is entered, unless it is set already."""
 
 
 class SessionChanges(TypedDict, total=False):
-    """What may change while a session lives."""
+    """The columns that may change while a session is active."""
 
     host: str
     generation: int
@@ -92,7 +91,7 @@ class Sessions:
         return row
 
     def active(self, project: str, sandbox: str) -> Session | None:
-        """The active session of a sandbox (named by its id)."""
+        """Return the active session of a sandbox (given by its id)."""
         return _TABLE.find(
             self._db, f"project = {{}} AND sandbox = {{}} AND status IN ({ACTIVE_SQL})", project, sandbox
         )
@@ -109,7 +108,7 @@ class Sessions:
     ) -> Session:
         """Change the status if it is one of ``expected``, along with other columns; return the new row.
 
-        Raises `WrongState`, with the status found, when another got there first.
+        Raises `WrongState`, with the status found, when another caller changed it first.
         """
         with self._db.atomic():
             before = self.get(project, session)
@@ -152,13 +151,13 @@ class Sessions:
         raise WrongState(f"session {session} is {ended.status}", session=session, status=ended.status)
 
     def set_mounts(self, project: str, session: str, mounts: Mapping[str, StoredMount]) -> None:
-        """For a session that was found without a record of its own: the drives it has turned out to have."""
+        """Set the drives of a session that was found on disk without a row of its own."""
         _TABLE.update(self._db, {"mounts": mounts}, "project = {} AND id = {}", project, session)
 
     def page(
         self, project: str, request: PageRequest | None = None, *, sandbox: str | None = None
     ) -> Page[Session]:
-        """One page by creation, of the whole project or of one sandbox (named by its id)."""
+        """Return one page by creation, of the whole project or of one sandbox (given by its id)."""
         where = Conditions().add("sessions.project = {}", project)
         if sandbox is not None:
             where.add("sessions.sandbox = {}", sandbox)
@@ -172,13 +171,13 @@ class Sessions:
         return int(found[0])
 
     def active_on_host(self, host: str) -> list[Session]:
-        """Every project's active sessions on a host: what must be found again after a restart."""
+        """Return every project's active sessions on a host, to reconnect to after a restart."""
         return _TABLE.select(
             self._db, f"host = {{}} AND status IN ({ACTIVE_SQL})", host, order="created_ms, id"
         )
 
     def standing_on(self, project: str, image: str) -> list[Session]:
-        """The project's active sessions on an image, by its id."""
+        """Return the project's active sessions on an image, given by its id."""
         return _TABLE.select(
             self._db,
             f"project = {{}} AND image = {{}} AND status IN ({ACTIVE_SQL})",
@@ -188,7 +187,7 @@ class Sessions:
         )
 
     def forget_everywhere(self, *, before_ms: int) -> int:
-        """Drop ended sessions, with their processes, whose sandbox is gone and that ended before a time."""
+        """Delete ended sessions, with their processes, whose sandbox is gone and that ended before a time."""
         return self._db.run(
             f"DELETE FROM sessions WHERE sandbox IS NULL AND status NOT IN ({ACTIVE_SQL})"
             " AND COALESCE(stopped_ms, aborted_ms, updated_ms) < $1",

@@ -1,7 +1,7 @@
 """Snapshots: immutable filesystem states, as a tree. Deleting one leaves its row as a tombstone.
 
 A snapshot is *pinned* while it is some sandbox's current snapshot or the source of an active session.
-Retention must not touch a pinned one; a user may delete it all the same, and resuming then finds it gone.
+Retention must not delete a pinned one; a user may, and a later resume then fails because it is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Snapshots:
         return _TABLE.find(self._db, "id = {}", snapshot)
 
     def get(self, project: str, snapshot: str) -> Snapshot:
-        """The snapshot or its tombstone."""
+        """Return the snapshot or its tombstone."""
         row = _TABLE.find(self._db, "project = {} AND id = {}", project, snapshot)
         if row is None:
             raise NotFound(f"no snapshot {snapshot}", kind="snapshot", name=snapshot)
@@ -48,7 +48,7 @@ class Snapshots:
         return self._change(project, snapshot, now_ms, size_bytes=size_bytes, synced_ms=now_ms)
 
     def delete(self, project: str, snapshot: str, *, now_ms: int) -> Snapshot:
-        """Leave a tombstone. Deleting again changes nothing."""
+        """Delete a snapshot, leaving a tombstone. Deleting again changes nothing."""
         before = self.get(project, snapshot)
         if before.status is SnapshotStatus.DELETED:
             return before
@@ -57,14 +57,14 @@ class Snapshots:
     def page(
         self, project: str, request: PageRequest | None = None, *, sandbox: str | None = None
     ) -> Page[Snapshot]:
-        """One page by creation, tombstones included, of the project or of one sandbox (named by its id)."""
+        """Return a page by creation, tombstones included, of the project or of one sandbox (by id)."""
         where = Conditions().add("snapshots.project = {}", project)
         if sandbox is not None:
             where.add("snapshots.sandbox = {}", sandbox)
         return _TABLE.page(self._db, where, CREATED, request or PageRequest())
 
     def live_of(self, project: str, sandbox: str) -> list[Snapshot]:
-        """The sandbox's snapshots that are not deleted or failed, newest first."""
+        """Return the sandbox's snapshots that are not deleted or failed, newest first."""
         return _TABLE.select(
             self._db,
             "project = {} AND sandbox = {} AND status = 'created'",
@@ -74,7 +74,7 @@ class Snapshots:
         )
 
     def standing_on(self, project: str, image: str) -> list[Snapshot]:
-        """The project's snapshots on an image, by its id, that are not deleted or failed, oldest first."""
+        """Return the project's live snapshots on an image (by id), oldest first."""
         return _TABLE.select(
             self._db,
             "project = {} AND image = {} AND status = 'created'",
@@ -84,7 +84,7 @@ class Snapshots:
         )
 
     def ancestors(self, project: str, snapshot: str, *, limit: int) -> list[Snapshot]:
-        """Parent, its parent, and so on; at most ``limit``, ending early where the project's tree ends."""
+        """Return the parent, its parent, and so on; at most ``limit``, fewer if the project's tree ends."""
         found: list[Snapshot] = []
         at = self.get(project, snapshot)
         while at.parent is not None and len(found) < limit:
@@ -101,7 +101,7 @@ class Snapshots:
         )
 
     def pinned(self, project: str, *, apart_from: str | None = None) -> set[str]:
-        """Ids in use in the project; ``apart_from`` leaves out what one sandbox (by id) itself uses."""
+        """Return the ids in use in the project, apart from uses by the sandbox ``apart_from`` (an id)."""
         found = self._db.all(
             "SELECT current_snapshot FROM sandboxes"
             " WHERE project = $1 AND current_snapshot IS NOT NULL AND id <> $2"
@@ -114,16 +114,16 @@ class Snapshots:
         return {row[0] for row in found}
 
     def orphans(self, project: str, sandbox: str) -> list[Snapshot]:
-        """What this sandbox (by id) made and nothing else uses: ask before deleting the sandbox."""
+        """Return the snapshots of a sandbox (by id) that no other uses; call before deleting the sandbox."""
         used = self.pinned(project, apart_from=sandbox)
         return [row for row in self.live_of(project, sandbox) if row.id not in used]
 
     def mark_unwanted(self, project: str, snapshot: str, *, now_ms: int) -> Snapshot:
-        """Let it go with the last sandbox that uses it."""
+        """Mark a snapshot to be deleted with the last sandbox that uses it."""
         return self._change(project, snapshot, now_ms, unwanted=True)
 
     def unwanted(self, project: str) -> list[Snapshot]:
-        """Those marked so that no sandbox points at, or was ever started from."""
+        """Return the unwanted snapshots that no sandbox refers to or was started from."""
         return _TABLE.select(
             self._db,
             "project = {} AND unwanted = 1 AND status = 'created'"
@@ -138,7 +138,7 @@ class Snapshots:
         )
 
     def expired_everywhere(self, *, now_ms: int) -> list[Snapshot]:
-        """Every project's snapshots past their expiry, pinned or not."""
+        """Return every project's snapshots past their expiry, pinned or not."""
         return _TABLE.select(
             self._db,
             "status = 'created' AND expires_ms IS NOT NULL AND expires_ms <= {}",
@@ -147,22 +147,22 @@ class Snapshots:
         )
 
     def layer_parents_everywhere(self) -> dict[str, str | None]:
-        """What every layer that was ever a snapshot stood on when it was made."""
+        """Return the parent of every layer that was ever a snapshot, as of its creation."""
         found = self._db.all(
             "SELECT s.layer, p.layer FROM snapshots AS s LEFT JOIN snapshots AS p ON p.id = s.parent"
         )
         return dict(found)
 
     def of_layer_everywhere(self, layer: str) -> list[Snapshot]:
-        """Every project's snapshots with this layer, tombstones included."""
+        """Return every project's snapshots with this layer, tombstones included."""
         return _TABLE.select(self._db, "layer = {}", layer, order="created_ms, id")
 
     def live_everywhere(self) -> list[Snapshot]:
-        """Every project's snapshots that are not deleted or failed, oldest first."""
+        """Return every project's snapshots that are not deleted or failed, oldest first."""
         return _TABLE.select(self._db, "status = 'created'", order="created_ms, id")
 
     def unsynced_everywhere(self) -> list[Snapshot]:
-        """Every project's snapshots not yet safe from loss of power, oldest first."""
+        """Return every project's snapshots that do not survive loss of power yet, oldest first."""
         return _TABLE.select(self._db, "status = 'created' AND synced_ms IS NULL", order="created_ms, id")
 
     def _change(self, project: str, snapshot: str, now_ms: int, **changes: object) -> Snapshot:

@@ -1,7 +1,7 @@
 """The embedded `Database`: one SQLite file in write-ahead mode.
 
 A statement takes some ten microseconds, less than handing it to a thread would, so the connection is used
-directly on the event loop's thread and belongs to it. What follows from that:
+only on the event loop's thread. Consequences:
 
 * a transaction must not contain an ``await``, or another task's statements would become part of it;
 * a commit survives ``kill -9`` of this process at once and loss of power after `SqliteDatabase.sync`;
@@ -24,13 +24,13 @@ from sandkeep.store.database import UniqueViolation
 
 BUSY_SECONDS = 5.0
 OLDEST_SQLITE = (3, 35)
-"""The first with ``RETURNING``."""
+"""The first version with ``RETURNING``."""
 
 _LOG_BYTES = 8 << 20
-"""What the log is given on disk ahead of time: twice what it grows to before it is written back."""
+"""Size reserved for the log on disk: twice the size at which it is written back."""
 _LEFT_FREE = 2 << 20
 _INDEX_BYTES = 64 << 10
-"""More than the files take that SQLite makes beside the database when it opens it."""
+"""Upper bound of the files that SQLite creates beside the database when it opens it."""
 _APPLICATION_ID = 0x736B6570
 _KEYS = tuple(str(number) for number in range(1, 100))
 _UNIQUE = {"SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"}
@@ -42,7 +42,7 @@ class SqliteDatabase:
     """`sandkeep.store.database.Database` on a file, created when missing and readable by its owner only."""
 
     def __init__(self, path: str, *, alone: bool = False) -> None:
-        """``alone`` keeps others out, for disks where `_keep_index_in_memory` is needed."""
+        """Open the file; ``alone`` excludes other processes, where `_keep_index_in_memory` is needed."""
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise HostCannot(
                 f"SQLite {sqlite3.sqlite_version} is too old",
@@ -56,13 +56,13 @@ class SqliteDatabase:
         self._savepoints = 0
         self._alone = alone
         try:
-            # The log and the shared memory file take their mode from the main file, so that one decides.
+            # The log and the shared memory file get the mode of the main file, so its mode decides.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _full(path) from error
             raise StoreError(f"open {path}: {error.strerror}", path=path) from error
-        # isolation_level None: the module must not open transactions behind our back.
+        # isolation_level None: the module must not open transactions implicitly.
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=512)
         self._connection = connection
         try:
@@ -74,10 +74,10 @@ class SqliteDatabase:
             raise
 
     def _prepare(self) -> None:
-        """Claim the file and set it up, waiting for others who do the same.
+        """Claim the file and set it up; wait for other processes that do the same.
 
-        Changing the journal mode fails at once while another process uses the file: the time-out does not
-        count there, so we have to wait ourselves.
+        Changing the journal mode fails immediately while another process uses the file: SQLite's time-out
+        does not apply there, so this method retries.
         """
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
@@ -95,7 +95,7 @@ class SqliteDatabase:
         self._reserve()
 
     def _keep_index_in_memory(self) -> None:
-        """Have no index of the log on disk, at the price of being the only one who can use the store.
+        """Keep the index of the log in memory, not on disk; then no other process can use the store.
 
         SQLite maps that file, ``-shm``. On btrfs a write to a mapped page needs new room every time the page
         was written back, and where there is none the kernel ends the writer with SIGBUS: a SELECT is enough.
@@ -104,10 +104,10 @@ class SqliteDatabase:
         self.all("PRAGMA locking_mode = EXCLUSIVE")
 
     def _reserve(self) -> None:
-        """Give the log its room now, so that things can still be ended and deleted when the disk is full.
+        """Reserve the log's disk space now, so that sessions and sandboxes can be ended on a full disk.
 
-        SQLite takes the zeros for the end of what was logged, and writes over them. On a disk that is full
-        already this would take what endings and deletions still need.
+        SQLite treats the zeros as the end of the log, and overwrites them. On a disk that is already full
+        this would take the space that endings and deletions still need.
         """
         disk = os.statvfs(os.path.dirname(os.path.abspath(self._path)))
         if disk.f_bavail * disk.f_frsize < _LOG_BYTES + _LEFT_FREE:
@@ -122,10 +122,10 @@ class SqliteDatabase:
                 finally:
                     os.close(fd)
         except OSError:
-            pass  # the disk is full, or the filesystem cannot reserve: go on without a reserve
+            pass  # the disk is full, or the filesystem cannot reserve: continue without a reserve
 
     def _claim(self) -> None:
-        """Mark an empty file as ours, and refuse a database that some other program made."""
+        """Mark an empty file as sandkeep's, and refuse a database that another program made."""
         [(found,)] = self.all("PRAGMA application_id")
         if found == _APPLICATION_ID:
             return
@@ -175,7 +175,7 @@ class SqliteDatabase:
             self._in_transaction = False
 
     def _roll_back(self) -> None:
-        # A full disk makes SQLite roll back by itself; asking again would hide the error that matters.
+        # On a full disk SQLite rolls back by itself; a second rollback would hide the original error.
         if self._connection is not None and self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
@@ -203,7 +203,7 @@ class SqliteDatabase:
     def sync(self) -> None:
         """Flush the log to disk. Any thread may call this, so that the event loop does not wait for it.
 
-        What is not in the log any more was synced with the database before the log was begun anew.
+        What is no longer in the log was synced with the main file before the log was restarted.
         """
         path = f"{self._path}-wal"
         try:
@@ -227,7 +227,7 @@ class SqliteDatabase:
         if self._alone:
             [(busy, logged, written)] = self.all("PRAGMA wal_checkpoint(PASSIVE)")
             return not busy and logged == written
-        # A connection of its own, because it may take a while; passive, so that it keeps no writer waiting.
+        # A separate connection, because it may take a while; passive, so that it blocks no writer.
         try:
             connection = sqlite3.connect(self._path, timeout=0, isolation_level=None)
             try:
@@ -241,7 +241,7 @@ class SqliteDatabase:
 
     def rewrite(self) -> None:
         self.all("VACUUM")
-        # What is in the log is older, and stays there until it is written over.
+        # The log contains older data, which stays until it is overwritten.
         self.all("PRAGMA wal_checkpoint(TRUNCATE)")
         self._reserve()
 
@@ -265,7 +265,7 @@ class SqliteDatabase:
                 raise UniqueViolation(str(error)) from error
             raise StoreError(f"the store refused a row: {error}", path=self._path) from error
         except sqlite3.ProgrammingError:
-            raise  # a wrong statement or a foreign thread: our bug, and the traceback says where
+            raise  # a wrong statement or a foreign thread: a bug, and the traceback shows where
         except sqlite3.DatabaseError as error:
             raise self._failure(error) from error
         except UnicodeEncodeError as error:
@@ -275,8 +275,8 @@ class SqliteDatabase:
 
     def _failure(self, error: sqlite3.DatabaseError) -> SandkeepError:
         code = getattr(error, "sqlite_errorcode", 0)
-        # Where SQLite cannot make or extend a file it says that it cannot open it, or that reading or writing
-        # failed; the disk itself says why.
+        # When SQLite cannot create or extend a file it reports that it cannot open it, or that reading or
+        # writing failed; the free space of the disk shows the cause.
         vague = code & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
         if code & 0xFF == sqlite3.SQLITE_FULL or (vague and _is_full(os.path.dirname(self._path) or ".")):
             return _full(self._path)

@@ -1,7 +1,7 @@
-"""Between frozen rows and database tuples: one `RowTable` per row class, columns named as the fields are.
+"""Convert frozen rows to database tuples and back: one `RowTable` per row class, columns named like fields.
 
-A field that is not plain text or a number names its codec in its metadata (`Codec.column`). Nothing here
-knows what a row means.
+A field that is not plain text or a number names its codec in its metadata (`Codec.column`). This module does
+not depend on the meaning of a row.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Codec:
 
     @property
     def column(self) -> dict[str, Codec]:
-        """Metadata for a dataclass field stored this way."""
+        """Return the metadata for a dataclass field stored this way."""
         return {"codec": self}
 
 
 def _to_json(value: Any) -> str:
-    # ASCII, so that text no database column could hold (lone surrogates, NUL) still survives.
+    # ASCII, so that text a database column cannot hold (lone surrogates, NUL) is preserved.
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -58,7 +58,7 @@ class Conditions:
         return self
 
     def add_prefix(self, column: str, prefix: str) -> Conditions:
-        """Names starting with ``prefix``: they are ASCII, so everything up to DEL after it."""
+        """Match names starting with ``prefix``: they are ASCII, so everything up to DEL after it."""
         return self.add(f"{column} >= {{}} AND {column} < {{}}", prefix, prefix + "\x7f")
 
     @property
@@ -67,7 +67,7 @@ class Conditions:
 
 
 class RowTable(Generic[Row]):
-    """Statements every noun needs, made from the fields of its row class."""
+    """The statements that every noun needs, derived from the fields of its row class."""
 
     def __init__(self, name: str, row: type[Row]) -> None:
         self.name = name
@@ -78,10 +78,10 @@ class RowTable(Generic[Row]):
         self._decoders = tuple((i, c.decode) for i, c in enumerate(codecs) if c)
         self.columns = ", ".join(f"{name}.{column}" for column in self._fields)
         numbers = ", ".join(f"${index + 1}" for index in range(len(self._fields)))
-        # The same rows are read over and over; they are frozen, so readers can share one object.
+        # The same rows are read repeatedly; they are frozen, so readers can share one object.
         self.decode: Callable[[tuple[Any, ...]], Row] = lru_cache(maxsize=_REMEMBERED)(self._decode)
         self._finds: dict[str, str] = {}
-        """Statements of ``find`` by term. Terms are written in the code, so there are only so many."""
+        """Statements of ``find`` by term. Terms are literals in the code, so their number is bounded."""
         self._insert = f"INSERT INTO {name} ({', '.join(self._fields)}) VALUES ({numbers})"
 
     def _decode(self, values: tuple[Any, ...]) -> Row:
@@ -112,7 +112,7 @@ class RowTable(Generic[Row]):
         return [self.decode(found) for found in db.all(sql, *where.values)]
 
     def update(self, db: Database, changes: Mapping[str, Any], term: str, *values: Any) -> Row | None:
-        """Change the one row the term names and return it as it is now; ``None`` when there is none."""
+        """Change the one row that the term selects and return it; ``None`` when there is none."""
         unknown = changes.keys() - set(self._fields)
         if unknown:
             raise TypeError(f"{self.name} has no column {', '.join(sorted(unknown))}")
@@ -126,14 +126,14 @@ class RowTable(Generic[Row]):
         return None if found is None else self.decode(found)
 
     def page(self, db: Database, where: Conditions, sort: Sort, request: PageRequest) -> Page[Row]:
-        """One page in the order of ``sort``, ties broken by id, starting after the request's cursor."""
+        """Return one page in the order of ``sort``, ties broken by id, from the request's cursor on."""
         after = read_cursor(request, sort)
         descending = request.order == "desc"
         if after is not None:
             sign = "<" if descending else ">"
             where.add(f"({sort.column}, {self.name}.id) {sign} ({{}}, {{}})", *after)
         way = "DESC" if descending else "ASC"
-        # One more than asked for tells whether another page follows.
+        # One row more than requested shows whether another page follows.
         found = db.all(
             f"SELECT {self.columns}, {sort.column} FROM {self.name} WHERE {where.sql}"
             f" ORDER BY {sort.column} {way}, {self.name}.id {way} LIMIT {request.limit + 1}",

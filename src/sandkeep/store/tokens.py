@@ -1,8 +1,8 @@
-"""Tokens: who may act in a project.
+"""Tokens: credentials that act in a project.
 
-The text of a token is shown once, when it is made; the row keeps its SHA-256. A digest without salt or
-stretching is enough because the text has 256 random bits (or is a signed document containing as many):
-there is nothing to guess.
+The text of a token is shown once, when it is created; the row keeps its SHA-256. A digest without salt or
+stretching is sufficient because the text has 256 random bits (or is a signed document containing as many): it
+cannot be guessed.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Tokens:
         return row
 
     def authenticate(self, text: str, *, now_ms: int) -> tuple[Token, Project] | None:
-        """Who this text speaks for, or ``None``: unknown, expired and revoked look alike.
+        """Return the token and its project, or ``None``: unknown, expired and revoked look alike.
 
-        The index sees only a digest, whose prefix an attacker cannot steer, so the search's duration says
-        nothing about stored tokens; the final comparison takes the same time wherever it differs.
+        The index sees only a digest, whose prefix an attacker cannot choose, so the duration of the search
+        reveals nothing about stored tokens; the final comparison takes constant time.
         """
         token = self.of_text_everywhere(text)
         if token is None:
@@ -70,7 +70,7 @@ class Tokens:
         return token, Project(id=project_id, team=team, name=name, created_ms=created_ms)
 
     def of_text_everywhere(self, text: str) -> Token | None:
-        """The token of this text, also one that is worth nothing any more."""
+        """Return the token with this text, even if it is expired or revoked."""
         digest = digest_of(text)
         token = _TABLE.find(self._db, "digest = {}", digest)
         return token if token is not None and hmac.compare_digest(token.digest, digest) else None
@@ -79,7 +79,7 @@ class Tokens:
         return _TABLE.find(self._db, "id = {}", token_id)
 
     def revoke(self, project: str, token_id: str, *, now_ms: int) -> Token:
-        """End a token for good. Revoking it again keeps the first time."""
+        """End a token permanently. Revoking it again keeps the first time."""
         self._db.run(
             "UPDATE tokens SET revoked_ms = $1 WHERE project = $2 AND id = $3 AND revoked_ms IS NULL",
             now_ms,

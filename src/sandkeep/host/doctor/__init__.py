@@ -1,11 +1,11 @@
-"""What this machine can do for sessions, found out by trying.
+"""Find out, by trying, what this machine can do for sessions.
 
-``probe`` returns one ``Finding`` per capability. What creates namespaces or mounts happens in forked
-children, in namespaces that end with them, on a scratch directory that is removed: probing leaves nothing.
+``probe`` returns one ``Finding`` per capability. Namespaces and mounts are made only in forked children and
+end with them, on a scratch directory that is removed: probing leaves nothing.
 
 ``barriers``  the isolation barriers and the root filesystem, each tried the way sessions use it
 ``groups``    what control groups will enforce for sessions
-``machine``   what can be read without trying: versions, filesystem, limits
+``machine``   facts that are read without trying: versions, filesystem, limits
 ``trial``     runs an attempt in a forked child, and reports which step failed
 ``finding``   the values a probe returns
 """

@@ -77,7 +77,7 @@ def findings(data_dir: str) -> Iterator[Finding]:
 
 @contextmanager
 def _scratch(data_dir: str) -> Iterator[str | None]:
-    """A directory on the data directory's filesystem, which itself need not exist yet."""
+    """Yield a directory on the filesystem of the data directory, which need not exist yet."""
     place = data_dir
     while not os.path.isdir(place):
         place = os.path.dirname(place)
@@ -146,7 +146,7 @@ def _try_namespaces(steps: TrialSteps, scratch: str) -> None:
         sc.mount("sysfs", f"{scratch}/sys", "sysfs", sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC)
     with steps.step("pid namespace"):
         sc.unshare(sc.CLONE_NEWPID)
-    # Only a process of the new pid namespace may mount its /proc.
+    # Only a process of the new pid namespace can mount its /proc.
     child = os.fork()
     if child == 0:
         try:
@@ -169,7 +169,7 @@ def _try_steering(steps: TrialSteps) -> None:
     with steps.step("steering", essential=False):
         listeners = netlink.steer()
     if listeners:
-        # No host has this address, so only a listener of sandkeep can have answered.
+        # No host has this address, so only a listener of sandkeep can have accepted the connection.
         with steps.step("steered connection", essential=False):
             socket.create_connection(_NO_HOST, _CONNECT_SECONDS).close()
 
@@ -202,7 +202,7 @@ def _user_namespace_hint() -> str:
 
 
 def _same_root() -> bool:
-    """Whether our root directory is the root of its mount namespace, judged by the mount table."""
+    """Return whether this process's root directory is the root of its mount namespace, by the mount table."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             return any(line.split(" ")[4] == "/" for line in file)
@@ -246,7 +246,7 @@ def _seccomp() -> Finding:
 
 
 def _id_space() -> Finding:
-    """Root of a container may own only a slice of the ids, too few to give sessions ranges of their own."""
+    """Check that root has enough ids: in a container it may own too few to give each session a range."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         owned = sum(int(line.split()[2]) for line in file)
     if owned >= 1 << 31:
@@ -269,7 +269,7 @@ def _try_root_overlays(steps: TrialSteps, scratch: str) -> None:
         with steps.step("private mounts"):
             sc.unshare(sc.CLONE_NEWNS)
             sc.mount(None, "/", None, sc.MS_REC | sc.MS_PRIVATE)
-            # Keeps root's rights over files while its file-system ids are not 0.
+            # Keeps root's rights over files while its filesystem ids are not 0.
             sc.prctl(sc.PR_SET_SECUREBITS, sc.SECBIT_NO_SETUID_FIXUP)
         with steps.step("idmap"):
             ways.require_idmap(scratch, userns)
@@ -282,7 +282,7 @@ def _try_root_overlays(steps: TrialSteps, scratch: str) -> None:
 
 
 def _try_overlays(steps: TrialSteps, scratch: str, *, userns: int, base: int) -> None:
-    """What sessions do, each way there is: mount, write, remove what is below, be owned by 0 on disk."""
+    """Do what sessions do, each way of mounting: mount, write, remove lower files, be owned by 0 on disk."""
     with steps.step("mount_setattr"):
         ways.require_mount_setattr()
     for way in WAYS:
@@ -299,7 +299,7 @@ def _use_overlay(place: str, builder: mounts.Builder, base: int, flavour: str) -
     try:
         plan = mounts.SlotPlan([(f"{place}/lower", True)], f"{place}/fs", f"{place}/work", volatile=True)
         builder.overlays([plan], made, flavour=flavour)
-        # Only ids of the session's range can own files in there.
+        # Only ids of the session's range can own files there.
         sc.setfsgid(base)
         sc.setfsuid(base)
         os.close(os.open("file", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=made[0]))
@@ -317,7 +317,7 @@ def _use_overlay(place: str, builder: mounts.Builder, base: int, flavour: str) -
 
 
 def _overlays(tried: Outcome, fix: str) -> Finding:
-    """The way that sessions will take: the newest that works, as the zygote chooses."""
+    """Report the way that sessions will use: the newest that works, as the zygote chooses."""
     failures = {way: tried.failure(way) for way in WAYS}
     for way in WAYS:
         if not failures[way]:

@@ -1,5 +1,5 @@
-"""What control groups will do for sessions, found out the way the zygote does: in a scope of its own where
-systemd gives one, otherwise where we are, without changing anything."""
+"""Find out what control groups will do for sessions, as the zygote does: in a scope of its own where systemd
+gives one, otherwise in this process's group, without changing anything."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _LINGER = "/var/lib/systemd/linger"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """What sessions started now would find."""
+    """What a session started now would get from control groups."""
 
     scope: SystemdScope
     layout: str
     works: dict[str, str]
-    """Capability and how it is had."""
+    """Each capability that works, and how."""
     absent: dict[str, str]
-    """Capability and why it is not."""
+    """Each capability that is missing, and why."""
     ceilings: dict[str, cgroup.Ceiling]
 
 
 def look(data_dir: str) -> Groups:
-    """Have a child moved as the zygote is, and let it look around there."""
+    """Fork a child, move it into a scope as the zygote is moved, and probe from there."""
     name = cgroup.group_name(data_dir)
     go, start = os.pipe()
     answer, reply = os.pipe()
@@ -70,7 +70,7 @@ def _look(name: str, *, scoped: bool) -> dict[str, Any]:
     if scoped:
         hierarchy.prepare([os.getpid()])
     else:
-        # The zygote's own process and the server's, which is where doctor is.
+        # The processes to move: the zygote's, and the server's, whose place doctor takes here.
         within_reach = hierarchy.preparable([os.getpid(), os.getppid()])
     works, absent = {}, {}
     for part in (*_LIMITS, "freeze", "kill"):
@@ -104,7 +104,7 @@ def findings(data_dir: str) -> Iterator[Finding]:
 
 
 def _scope(scope: SystemdScope) -> Iterator[Finding]:
-    """How sessions and systemd go together; nothing is said where systemd does not run."""
+    """Report how sessions and systemd work together; nothing where systemd does not run."""
     label = "systemd scope"
     if scope.why:
         why = f"sessions share the group of the process that starts the server ({scope.why})"
@@ -117,7 +117,7 @@ def _scope(scope: SystemdScope) -> Iterator[Finding]:
 
 
 def _without(part: str, mode: Mode) -> tuple[FindingStatus, str]:
-    """What sessions have instead of a limit; ``boot.apply_limits`` decides it."""
+    """Return what sessions get instead of a limit; ``boot.apply_limits`` decides it."""
     if part == "memory":
         return "degraded", (
             "memory is watched: every two seconds the supervisor ends the largest process of a session "
@@ -154,7 +154,7 @@ def _fix(groups: Groups, part: str) -> str:
 
 
 def _offered() -> list[str]:
-    """The controllers that the topmost group we see has."""
+    """Return the controllers of the topmost group that is visible."""
     try:
         with open(f"{_MOUNT}/cgroup.controllers", encoding="ascii") as file:
             return file.read().split()
@@ -163,7 +163,7 @@ def _offered() -> list[str]:
 
 
 def _in_container() -> bool:
-    """Container managers leave one of these, or run another first process than an init."""
+    """Return whether this is a container: its manager leaves one of these files, or PID 1 is not an init."""
     marks = ("/run/.containerenv", "/.dockerenv", "/run/systemd/container")
     return any(map(os.path.exists, marks)) or not _on_the_machine()
 
@@ -173,7 +173,7 @@ def _on_the_machine() -> bool:
 
 
 _FIRST_CGROUP_NAMESPACE = 0xEFFFFFFB
-"""The kernel's own number of the cgroup namespace that it starts with."""
+"""The inode number of the kernel's initial cgroup namespace."""
 
 
 def _number(path: str) -> int | None:
@@ -185,7 +185,7 @@ def _number(path: str) -> int | None:
 
 
 def _processes(ceiling: cgroup.Ceiling | None) -> Finding:
-    """The limit in force: the kernel's own two, and that of every group above."""
+    """Report the limit in force: the lower of the kernel's two and of every group above."""
     label = "limit: processes"
     known = {name: _number(f"/proc/sys/kernel/{name}") for name in ("pid_max", "threads-max")}
     limits = [(value, "on the whole machine") for value in known.values() if value is not None]
@@ -204,7 +204,7 @@ def _processes(ceiling: cgroup.Ceiling | None) -> Finding:
 
 
 _ENOUGH_PROCESSES = 8192
-"""Twice what one session may have by default."""
+"""Twice the default limit of one session."""
 
 
 def _memory(ceiling: cgroup.Ceiling | None) -> Finding:

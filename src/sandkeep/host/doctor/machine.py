@@ -1,4 +1,4 @@
-"""What can be read off the machine: versions, the data directory's filesystem, the kernel's limits."""
+"""Facts that can be read on the machine: versions, the data directory's filesystem, the kernel's limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kernel() -> Finding:
     if numbers >= _TESTED:
         return Finding("kernel", "works", release, required=True)
     why = f"{release} is older than 6.1, the oldest that sessions are tested on"
-    # Not by the number: distributions give old kernels new calls. Below it is tried.
+    # Not judged by the number: distributions backport new calls to old kernels. Other probes try the calls.
     return Finding("kernel", "degraded", why, "what it lacks shows below; Linux 6.1 or later is better")
 
 
@@ -40,7 +40,7 @@ def architecture() -> Finding:
 
 
 def _mount_of(path: str) -> tuple[str, str, str]:
-    """Type, device number and options of the filesystem that holds a path, which may not exist yet."""
+    """Return type, device number and options of the filesystem of a path, which may not exist yet."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     device = os.stat(path).st_dev
@@ -53,14 +53,14 @@ def _mount_of(path: str) -> tuple[str, str, str]:
             fields, (fstype, _, options) = left.split(" "), right.strip().split(" ", 2)
             point = fields[4].rstrip("/")
             inside = path == point or path.startswith(f"{point}/")
-            # btrfs gives files another device number than its mount, so the longest prefix also counts.
+            # btrfs files have another device number than their mount, so the longest prefix is also compared.
             if inside and (fields[2] == wanted or fstype == "btrfs") and len(point) > longest:
                 best, longest = (fstype, fields[2], f"{fields[5]},{options}"), len(point)
     return best
 
 
 def _journal_less(device: str) -> bool:
-    """Whether an ext4 device has no journal; jbd2 keeps one entry per journal, named after the device."""
+    """Return whether an ext4 device has no journal; jbd2 names its entry of each journal after the device."""
     try:
         name = os.path.basename(os.readlink(f"/sys/dev/block/{device}"))
         return not any(entry.startswith(f"{name}-") for entry in os.listdir("/proc/fs/jbd2"))

@@ -1,6 +1,6 @@
-"""Try something in a forked child, step by step, and learn which step failed.
+"""Try something in a forked child, step by step, and report which step failed.
 
-The child reports each step over a pipe and leaves by ``os._exit``; a child that hangs is killed. Only the
+The child reports each step over a pipe and exits by ``os._exit``; a child that hangs is killed. Only the
 child enters namespaces or mounts, so all effects end with it.
 """
 
@@ -26,7 +26,7 @@ class Abandoned(Exception):
 
 
 class TrialSteps:
-    """The child's side: names what is being tried and reports how it went."""
+    """The child's side: names each step and reports its result."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -40,7 +40,7 @@ class TrialSteps:
             yield
         except OSError as error:
             text = error.strerror or str(error)
-            # Our own wrappers already name the call in strerror; open and friends name only the file.
+            # Wrappers of sandkeep already name the call in strerror; open and the like name only the file.
             self._report(name, f"{text} ({error.filename})" if error.filename else text)
             if essential:
                 raise Abandoned from error
@@ -54,14 +54,14 @@ class TrialSteps:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the parent learnt: the steps that were reached, each with its error or an empty string."""
+    """What the parent received: the steps that were reached, each with its error or an empty string."""
 
     steps: dict[str, str] = field(default_factory=dict)
     trouble: str = ""
-    """Set when the child ended in a way no step explains."""
+    """Set when the child ended and no step explains why."""
 
     def failure(self, *names: str) -> str:
-        """The first error among the named steps, or why one was never reached; empty if all worked."""
+        """Return the first error among the named steps, or why one was not reached; empty if all worked."""
         for name, error in self.steps.items():
             if error and name in names:
                 return f"{name}: {error}"
@@ -86,7 +86,7 @@ def attempt(tries: Callable[[TrialSteps], None]) -> Outcome:
             status = 0
         except Abandoned:
             status = 0
-        except BaseException as error:  # nothing may escape into the parent's copy of the stack
+        except BaseException as error:  # no exception may escape into the parent's copy of the stack
             os.write(write, json.dumps(["", f"{type(error).__name__}: {error}"]).encode() + b"\n")
         finally:
             os._exit(status)

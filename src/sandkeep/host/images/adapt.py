@@ -1,9 +1,9 @@
 """One small layer on top of a third party's image, with the files that a sandbox relies on.
 
-A default user who is not root and may ``sudo``, a working directory of that user's, ``/tmp``, names, a
+It adds a default user who is not root and may ``sudo``, that user's working directory, ``/tmp``, names, and
 ``python`` where there is only ``python3``. Home and working directory are those the image's author chose, if
-any. The image's own layers are never changed. What the image's programs do not allow (no ``setpriv``, no
-shell) is left out and said in the warnings.
+any. The image's own layers are never changed. Parts that the image's programs do not support (no ``setpriv``,
+no shell) are left out and listed in the warnings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sandkeep.linux.overlay import Way
 
 _MOUNT_POINTS = ("proc", "sys", "dev", "run", "home", "mnt", "media", "opt", "srv")
 _MADE_ANEW = ("proc", "sys", "dev", "run")
-"""In every session: what an image has below them is not seen."""
+"""Mounted anew in every session, so the image's files below them are hidden."""
 _SYSTEM = frozenset(
     (
         *("bin", "boot", "etc", "lib", "lib32", "lib64", "libx32", "root", "sbin", "tmp", "usr", "var"),
@@ -41,7 +41,7 @@ _SYSTEM = frozenset(
         *("var/cache", "var/lib", "var/log", "var/spool", "var/tmp"),
     )
 )
-"""Directories that stay as they are, even if one is the working directory."""
+"""Directories whose owner and mode stay unchanged, even if one is the working directory."""
 _LONGEST_PATH = 4000
 
 
@@ -64,7 +64,7 @@ def adapt(
 ) -> Adapted:
     """Write the top layer for ``layers`` (topmost first) into ``directory``.
 
-    ``way`` is how to mount them; ``user``, ``env`` and ``cwd`` are what the image's author configured.
+    ``way`` is how to mount them; ``user``, ``env`` and ``cwd`` come from the image's configuration.
     """
     with View(layers, flavour=flavour_of(mode), way=way) as view:
         return _Adapter(directory, view, mode).run(user, env, cwd)
@@ -180,9 +180,9 @@ class _Adapter:
             self._tree.directory(self._place(name), 0o1777)
 
     def _chosen(self, configured: str, row: AccountFields, what: str) -> str | None:
-        """A directory the image's author chose, made if missing, and the default user's.
+        """Return a directory the image's author chose, made if missing and owned by the default user.
 
-        ``None`` where nothing is chosen, as by ``/``, or, with a warning, where that user could not be there.
+        Return ``None`` if none is configured, or only ``/``, or, with a warning, if that user cannot use it.
         """
         path = posixpath.normpath("/" + configured.lstrip("/"))
         if path == "/":
@@ -194,7 +194,7 @@ class _Adapter:
         return path
 
     def _give(self, path: str, uid: int, gid: int) -> str | None:
-        """Have the directory ``path`` be a user's; returns why that cannot be."""
+        """Make a user the owner of the directory ``path``; return why that is impossible."""
         if not path.isprintable() or len(path.encode()) > _LONGEST_PATH:
             return "its name cannot be used"
         real = self._view.resolve(path[1:])
@@ -218,7 +218,7 @@ class _Adapter:
         return None
 
     def _names(self) -> None:
-        # These may be links into /run: the files must be real ones, so the names are not resolved.
+        # These may be links into /run: the files must be regular ones, so the names are not resolved.
         for name, text in (("hosts", HOSTS), ("resolv.conf", RESOLV_CONF), ("hostname", HOSTNAME)):
             self._parents(f"etc/{name}")
             self._tree.file(f"etc/{name}", text)
@@ -235,7 +235,7 @@ class _Adapter:
                 return
 
     def _place(self, name: str) -> str:
-        """Where to write ``name``: its directory resolved through the image's links, and made."""
+        """Return the path to write ``name`` to, with its directory created and links resolved."""
         above, _, base = name.rpartition("/")
         where = self._view.resolve(above) if above else ""
         target = f"{where}/{base}" if where else base
@@ -243,7 +243,7 @@ class _Adapter:
         return target
 
     def _parents(self, name: str) -> None:
-        """Directories above ``name`` as the image has them: a layer's directory decides the mode seen."""
+        """Create the directories above ``name`` as in the image: the topmost layer decides the mode seen."""
         above = os.path.dirname(name)
         if not above or self._tree.exists(above):
             return
@@ -257,7 +257,7 @@ class _Adapter:
 
 def _may_enter(name: str, directory: os.stat_result | None, uid: int) -> bool:
     if directory is None:
-        return uid == 0 or name != "root"  # which is made as it should be
+        return uid == 0 or name != "root"  # root's home is created with its usual mode, which excludes others
     return uid in (0, directory.st_uid) or bool(directory.st_mode & stat.S_IXOTH)
 
 

@@ -1,8 +1,8 @@
-"""How much of the machine one pull may take.
+"""Limit how much disk and time one pull may use.
 
-What a registry sends is checked against its manifest elsewhere; here is what even an honest manifest may not
+Other modules check a registry's data against its manifest; this one limits what even a correct manifest may
 ask for. A small download can unpack to any size, so bytes and entries are counted as they are unpacked, and
-the disk is looked at again and again.
+the free space of the disk is checked repeatedly.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _LOOK_ENTRIES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Limits of one pull and of the project it is for; what is none is not limited."""
+    """Limits of one pull and of the project it is for; ``None`` means unlimited."""
 
     image_bytes: int | None = None
-    """Of one image: as it is downloaded, and as it is unpacked."""
+    """Size of one image, both as downloaded and as unpacked."""
     image_entries: int | None = None
     """Files, directories and links of one image."""
     images: int | None = None
-    """Of one project."""
+    """Number of images of one project."""
     project_bytes: int | None = None
-    """Unpacked, of all images of a project."""
+    """Unpacked size of all images of a project."""
     free_percent: float = 0
-    """Of the disk, left for others than images."""
+    """Part of the disk that images must leave free."""
     seconds: float | None = None
 
 
@@ -40,7 +40,7 @@ UNLIMITED = Allowance()
 
 
 class Spending:
-    """What one pull has taken so far. Safe to use from several threads."""
+    """What one pull has used so far. Safe to use from several threads."""
 
     def __init__(self, allowance: Allowance, directory: str) -> None:
         self.allowance = allowance
@@ -51,7 +51,7 @@ class Spending:
         self.check_disk(0)
 
     def check_download(self, size: int) -> None:
-        """Before anything is fetched: ``size`` is what the manifest announces."""
+        """Refuse a download of ``size`` bytes, as announced by the manifest, before anything is fetched."""
         self._refuse_beyond("image_bytes", size, "bytes to download")
         self.check_disk(size)
 
@@ -70,11 +70,11 @@ class Spending:
             self._look()
 
     def counted(self, source: ByteSource) -> ByteSource:
-        """The same bytes, each of them counted."""
+        """Return a source with the same bytes that counts each of them."""
         return _Counted(source, self.add_bytes)
 
     def check_disk(self, wanted: int) -> None:
-        """Refuse to take so many bytes of the disk that too little of it would be left."""
+        """Refuse to write ``wanted`` bytes if too little of the disk would be left."""
         disk = os.statvfs(self._directory)
         share = self.allowance.free_percent / 100
         little = disk.f_bavail * disk.f_frsize - wanted < disk.f_blocks * disk.f_frsize * share

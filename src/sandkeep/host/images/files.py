@@ -13,7 +13,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold a file lock; freed by the kernel when its holder dies."""
+    """Hold a file lock; the kernel frees it when its holder dies."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -28,7 +28,7 @@ def read_json(path: str) -> Any:
 
 
 def write_json(path: str, body: Any) -> None:
-    """Replace ``path`` as a whole: readers see the old content or the new."""
+    """Replace ``path`` atomically: readers see the old content or the new."""
     temporary = f"{path}.{threading.get_native_id()}.new"
     try:
         with open(temporary, "w", encoding="utf-8") as out:

@@ -23,20 +23,20 @@ class Image:
     defaults: ImageDefaults
     created_ms: int
     size: int
-    """Bytes of file content the store holds for it; layers shared with other images count in each."""
+    """Bytes of file content stored for it; layers shared with other images count in each."""
     names: tuple[str, ...] = ()
-    """Names it has for all projects; see ``seen_by``."""
+    """Its names for all projects; see ``seen_by``."""
     owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Projects that fetched it, each with its own names for it."""
     binds: tuple[Bind, ...] = ()
     host_key: str | None = None
     warnings: tuple[str, ...] = ()
     runtimes: tuple[str, ...] = ()
-    """Runtimes the ``host`` image really has, as ``node20``; of other images that is not known."""
+    """Runtimes that the ``host`` image has, as ``node20``; unknown for other images."""
     layers: tuple[str, ...] = ()
-    """Keys of the unpacked layers it refers to, lowest first."""
+    """Keys of its unpacked layers, lowest first."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What the image's author configured: entrypoint, command, exposed ports, labels …"""
+    """Configuration by the image's author: entrypoint, command, exposed ports, labels …"""
 
     def seen_by(self, project: str | None) -> Image | None:
         """Return the image as one project sees it, its own names first; ``None`` if it may not use it.
@@ -101,7 +101,7 @@ class Image:
 
 
 def relocated(image: Image, *, old: str, new: str) -> Image:
-    """The same image with its store directories moved from below ``old`` to below ``new``."""
+    """Return the image with its store directories moved from below ``old`` to below ``new``."""
 
     def moved(low: Lower) -> Lower:
         inside = low.store and low.path.startswith(old + "/")

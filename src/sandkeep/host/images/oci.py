@@ -1,7 +1,7 @@
-"""Image manifests: choosing one by platform, and reading an OCI layout or a docker archive.
+"""Image manifests: choose one by platform, and read an OCI layout or a docker archive.
 
-Everything named by a digest is verified against it before use; what only a manifest may say (media types,
-sizes) is checked where it matters. ``Manifest`` is the common form every way in leads to.
+Everything named by a digest is verified against it before use; what only a manifest states (media types,
+sizes) is checked where it matters. Every kind of import yields a ``Manifest``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def digest_of(data: bytes) -> str:
 
 
 def check_digest(digest: object) -> str:
-    """A digest we can verify, which also makes it safe as a file name."""
+    """Return the digest if it is sha256, which can be verified and is safe as a file name; refuse others."""
     text = str(digest)
     algorithm, _, value = text.partition(":")
     if algorithm != "sha256" or len(value) != 64 or set(value) - set("0123456789abcdef"):
@@ -124,7 +124,7 @@ def is_index(body: Mapping[str, Any]) -> bool:
 
 
 def choose(body: Mapping[str, Any], platform: str) -> Blob:
-    """The manifest of an index for ``platform`` (``os/arch`` or ``os/arch/variant``)."""
+    """Return the manifest of an index for ``platform`` (``os/arch`` or ``os/arch/variant``)."""
     wanted = platform.split("/")
     found = []
     entries: list[Any] = body.get("manifests") or []
@@ -195,9 +195,9 @@ class Layout:
 
 
 class DockerArchive:
-    """What ``docker save`` writes: a plain tar with ``manifest.json`` and the layers' archives inside.
+    """The output of ``docker save``: a plain tar with ``manifest.json`` and the layers' archives inside.
 
-    Members are found by one pass over the headers and then read by position, so nothing is copied.
+    Members are located by one pass over the headers and then read by position, so nothing is copied.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -220,7 +220,7 @@ class DockerArchive:
                 self._members[name] = self._members[target]
 
     def select(self, tag: str | None) -> tuple[bytes, Sequence[str]]:
-        """The configuration and the layers' member names of the image tagged ``tag``."""
+        """Return the configuration and the layers' member names of the image tagged ``tag``."""
         try:
             entries = json.loads(self.read("manifest.json"))
         except ValueError as error:

@@ -1,12 +1,12 @@
 """Unpacked layers and the records of images made of them.
 
 A layer is stored once, under the digest of its plain archive, for all images that use it. An image belongs to
-the projects that fetched it, or to all projects. A layer that is stored already saves a project the space,
-but the project must still prove that it can fetch it.
+the projects that fetched it, or to all projects. A project that uses a layer another project stored saves the
+space, but must still prove that it can fetch the layer.
 
-A process that adds an image claims its layers, from before it first relies on one until the image's record is
-in place; a process that removes images leaves claimed layers alone. A claim is a locked file and ends with
-its holder. The store's lock is held only while claims, names and records change.
+A process that adds an image claims its layers before it first relies on one, until the image's record is in
+place; a process that removes images leaves claimed layers alone. A claim is a locked file, and ends when the
+process that holds it does. The store's lock is held only while claims, names and records change.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from sandkeep.linux import syscalls as sc
 from sandkeep.linux.overlay import Way, choose_for_reading
 
 _RECORDS = ("image.json", "layer.json")
-"""What a directory that is whole has one of."""
+"""A complete directory contains one of these."""
 _HOST_KEPT = 600.0
-"""Seconds an unused skeleton is kept: by then the last caller that got its image has stored the reference."""
+"""Seconds an unused skeleton is kept: by then the last caller that got its image has stored its reference."""
 
 
 class Records:
@@ -56,7 +56,7 @@ class Records:
 
     @contextlib.contextmanager
     def building(self, what: str) -> Iterator[str]:
-        """A directory to build in; removed at the end unless it was renamed away, or later if we die."""
+        """Yield a directory to build in; removed at the end unless renamed, or later if this process dies."""
         area = f"{self.directory}/build"
         with locked(f"{self.directory}/build.lock"):
             _remove_abandoned(area)
@@ -110,16 +110,16 @@ class Records:
         return os.path.exists(f"{self._layer(diff_id)}/layer.json")
 
     def layer_size(self, digest: str) -> tuple[int, int]:
-        """Bytes and entries of a layer that is here."""
+        """Return bytes and entries of a stored layer."""
         body = read_json(f"{self._layer(digest)}/layer.json")
         return body["size"], body["entries"]
 
     def add_layer(
         self, source: ByteSource, diff_id: str | None, *, whiteouts: bool, spending: Spending | None = None
     ) -> str:
-        """Unpack a layer, compressed or not, and return its digest; ``diff_id`` is what that must be.
+        """Unpack a layer, compressed or not, and return its digest, which must be ``diff_id`` if given.
 
-        One that is here already is read to see that it is the same, and left alone.
+        A layer that is stored already is read to verify that it is the same, and left alone.
         """
         with self.building("layer") as work, decompressed(source) as plain:
             hashing = Hashing(plain if spending is None else spending.counted(plain))
@@ -189,7 +189,7 @@ class Records:
         return self._name(digest, name, project, allowance or Allowance())
 
     def check_room(self, project: str, digest: str, size: int, allowance: Allowance) -> None:
-        """Whether a project may have one more image, of that size. Raises ``LimitReached``."""
+        """Refuse one more image of that size for a project beyond its limits. Raises ``LimitReached``."""
         others = [image for image in self.images() if project in image.owners and image.id != digest]
         if allowance.images is not None and len(others) >= allowance.images:
             raise LimitReached(
@@ -208,12 +208,12 @@ class Records:
             )
 
     def layers_of(self, project: str) -> set[str]:
-        """Layers of the images a project may use."""
+        """Return the layers of the images a project may use."""
         seen = (image.seen_by(project) for image in self.images())
         return {layer for image in seen if image is not None for layer in image.layers}
 
     def _name(self, digest: str, name: str, project: str | None, allowance: Allowance) -> Image:
-        """Give ``name`` to one image, taking it from any other of the same project, or of all."""
+        """Give ``name`` to one image, and take it from any other image of the same project, or of all."""
         with self._locked():
             made = self.read(f"{self.directory}/records/{digest.removeprefix('sha256:')}")
             if project is not None and made is not None:
@@ -241,15 +241,15 @@ class Records:
         return sorted(found, key=lambda image: image.created_ms)
 
     def remove(self, image: Image, name: str, project: str | None = None) -> None:
-        """Take ``name`` from the image, or by its id all names of that project (of all, if none is given).
+        """Remove ``name`` from the image; by its id, all names of that project (of all, if none is given).
 
-        The image itself goes with its last name. If sessions of other projects still run on it, its files
-        stay until they are swept.
+        The image is deleted with its last name. If sessions of other projects still run on it, its files stay
+        until they are swept.
         """
         directory = self._directory(image)
         # The trees are deleted at the end of the outer block, after the lock is released.
         with self.building("removed") as work, self._locked():
-            # Another process may have given it another name, or this name to another image.
+            # Another process may have given the image another name, or this name to another image.
             current = self.read(directory)
             if current is None or not _is_called(current, name, project):
                 raise NotFound(f"no image {name}", image=name)
@@ -269,7 +269,8 @@ class Records:
             if image.kind == "host":
                 os.rename(directory, f"{work}/image")
                 return
-            # Sessions of other projects that use it, or are about to, keep it; the caller sees none of them.
+            # Sessions of other projects that use the image, or are about to, keep it; the caller cannot see
+            # them.
             self.write(directory, left)
             self._sweep(work)
 
@@ -293,14 +294,14 @@ class Records:
                 os.rename(f"{self.directory}/layers/{name}", f"{work}/{name}")
 
     def use_host(self, directory: str) -> Image | None:
-        """Read a skeleton, and note the time of its use."""
+        """Read a skeleton, and record the time of its use."""
         image = self.read(directory)
         if image is not None:
             os.utime(f"{directory}/image.json")
         return image
 
     def remove_old_hosts(self) -> None:
-        """Remove skeletons of earlier host states that were not used lately and have no reference."""
+        """Remove skeletons of earlier host states that were not used recently and have no reference."""
         for directory in self._old_hosts():
             image = self.read(directory)
             if image is not None and not self._users(image):
@@ -311,7 +312,7 @@ class Records:
         return bool(self._old_hosts())
 
     def _old_hosts(self) -> list[str]:
-        """Skeletons that were not asked for lately. The one that was asked for last stays for the next."""
+        """Return skeletons not used recently. The one used last is kept for the next create."""
         used = {}
         for record in glob.glob(f"{glob.escape(self.directory)}/host/*/image.json"):
             with contextlib.suppress(FileNotFoundError):
@@ -320,7 +321,7 @@ class Records:
         return [where for where, at in used.items() if at < last and time.time() - at > _HOST_KEPT]
 
     def _users(self, image: Image) -> list[str]:
-        """Layers and sessions that name the image."""
+        """Return the layers and sessions that refer to the image."""
         escaped = glob.escape(self._data_dir)
         users = []
         for kind, pattern in (("layer", "layers/*/meta.json"), ("session", "sessions/*/spec.json")):
@@ -328,7 +329,7 @@ class Records:
                 try:
                     body = read_json(path)
                 except (OSError, ValueError):
-                    continue  # being removed, or torn: its own store deals with it
+                    continue  # being removed, or incomplete: the layer store handles it
                 if image.id in (body.get("image"), (body.get("rootfs") or {}).get("image")):
                     users.append(f"{kind} {os.path.basename(os.path.dirname(path))}")
         return users
@@ -354,11 +355,11 @@ class Records:
 
 
 def find(images: Sequence[Image], wanted: str, project: str | None = None) -> Image:
-    """The image with that id, an unambiguous beginning of it, or that name, as far as a project knows it."""
+    """Return the image with that id, unambiguous id prefix, or name, as far as a project may see it."""
     spellings = _spellings(wanted)
     seen = [image for each in images if (image := each.seen_by(project)) is not None]
     named = [image for image in seen if wanted == image.id or spellings.intersection(image.names)]
-    # A project's own name goes before a name for all projects.
+    # A project's own name takes precedence over a name for all projects.
     own = [image for image in named if not spellings.isdisjoint(image.owners.get(project or "", ()))]
     for image in own + named:
         if wanted == image.id or image.kind != "host":
@@ -391,7 +392,7 @@ def _check_content(content: Hashing, diff_id: str) -> None:
 
 
 def _spellings(name: str) -> set[str]:
-    """A name as given and as a registry reference: ``debian`` also means ``debian:latest``."""
+    """Return a name as given and as a registry reference: ``debian`` also means ``debian:latest``."""
     spellings = {name}
     with contextlib.suppress(InvalidRequest):
         spellings.add(str(parse_reference(name)))
@@ -399,9 +400,9 @@ def _spellings(name: str) -> set[str]:
 
 
 def publish(work: str, final: str) -> None:
-    """Move a finished directory to its name; if another process was first, its result serves as well.
+    """Rename a finished directory into place; if another process was first, keep that one's result.
 
-    Its content is on disk before its name is: after a power loss a directory with its name is complete.
+    The content is synced before the rename: after a power loss a directory with its name is complete.
     """
     fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -417,7 +418,7 @@ def publish(work: str, final: str) -> None:
 
 
 def _replace_remains(work: str, final: str) -> None:
-    """Take the name from what is not whole: what ``rm -rf`` could not delete of an earlier image, say."""
+    """Replace an incomplete directory, such as what ``rm -rf`` could not delete of an earlier image."""
     area = os.path.dirname(work)
     with locked(f"{os.path.dirname(area)}/build.lock"):  # other builders and sweepers wait
         if any(os.path.exists(f"{final}/{record}") for record in _RECORDS):
@@ -434,7 +435,7 @@ def _remove_abandoned(area: str) -> None:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # finished, and moved away or removed, since it was listed
+            continue  # finished, and moved away or removed, since the listing
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

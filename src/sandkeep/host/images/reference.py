@@ -26,7 +26,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """What to ask the registry for: a digest wins over a tag."""
+        """The tag or digest to request from the registry: a digest takes precedence."""
         return self.digest or self.tag or "latest"
 
     @property
@@ -34,7 +34,7 @@ class Reference:
         return HUB_ENDPOINT if self.host == HUB else self.host
 
     def __str__(self) -> str:
-        """The short form people write, always with its tag or digest."""
+        """Return the short form people write, always with its tag or digest."""
         name = (
             self.repository.removeprefix("library/") if self.host == HUB else f"{self.host}/{self.repository}"
         )
@@ -43,7 +43,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Read a reference the way docker does. Raises ``InvalidRequest``."""
+    """Parse a reference the way docker does. Raises ``InvalidRequest``."""
     rest, _, digest = text.partition("@")
     first, slash, after = rest.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost" or first.lower() != first):

@@ -1,4 +1,4 @@
-"""Fetching an image's documents and layers from a registry, verified, several at a time, resumable.
+"""Fetch an image's documents and layers from a registry: verified, several at a time, resumable.
 
 A layer is downloaded to ``<digest>.part``; an interrupted download is continued from where it stopped, in
 this call or in a later one.
@@ -40,11 +40,11 @@ _MOST_JSON = 8 << 20
 _ACCEPT = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being worked on, how much is done, and the total (0 when not known)."""
+"""Called with the item in progress, the bytes done, and the total (0 when unknown)."""
 
 
 class Registry:
-    """Use as a context manager: after ``seconds`` every connection is closed, also a waiting one."""
+    """Fetches from a registry; a context manager. After ``seconds`` all connections are closed."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class Registry:
     ) -> Generator[tuple[BinaryIO, str]]:
         """Download layers, given with the digest of their content, and yield each as an open file.
 
-        ``has`` says whether another process has stored a layer in the meantime. A file is removed when the
-        caller asks for the next one. Closing the generator early stops the others; their partial downloads
-        are kept.
+        ``has`` returns whether another process has stored a layer in the meantime. A file is removed when the
+        caller asks for the next one. Closing the generator early stops the other downloads; their partial
+        files are kept.
         """
         os.makedirs(directory, mode=0o700, exist_ok=True)
         stop = threading.Event()
@@ -100,7 +100,8 @@ class Registry:
                 for blob, diff_id in wanted
             }
             try:
-                # As they come: waiting for one while holding another's lock could block two pulls for ever.
+                # In order of completion: waiting for one while holding another's lock could deadlock two
+                # pulls.
                 for future in concurrent.futures.as_completed(running):
                     blob, diff_id = running[future]
                     file = future.result()
@@ -126,7 +127,7 @@ class Registry:
         file = _open_locked(_part(directory, blob), stop)
         try:
             if has():
-                os.unlink(_part(directory, blob))  # the process that had it is done; this is a new one
+                os.unlink(_part(directory, blob))  # another process has stored it; this file is a new one
                 file.close()
                 return None
             _Download(self._transport, blob, file.fileno(), report, stop).run()
@@ -139,7 +140,7 @@ class Registry:
 
 
 class _Download:
-    """One layer into one open file, which may hold its beginning already."""
+    """Downloads one layer into one open file, which may already hold its beginning."""
 
     def __init__(
         self, transport: RegistryTransport, blob: Blob, fd: int, report: Progress, stop: threading.Event
@@ -172,11 +173,11 @@ class _Download:
                     f"the registry sent content that does not match {self._blob.digest}",
                     digest=self._blob.digest,
                 )
-            # What an earlier call left behind may have been the wrong part.
+            # The partial file of an earlier call may have been wrong.
             self.run()
 
     def _take_up(self) -> None:
-        """Hash what is there already."""
+        """Hash the bytes that are already in the file."""
         os.lseek(self._fd, 0, os.SEEK_SET)
         if os.fstat(self._fd).st_size > self._blob.size:
             self._restart()
@@ -226,7 +227,7 @@ def _part(directory: str, blob: Blob) -> str:
 
 
 def remove_other_parts(directory: str, wanted: Sequence[Blob]) -> None:
-    """Remove partial downloads that no process works on, except those that are needed now."""
+    """Remove partial downloads that no process uses, except those that are needed now."""
     kept = {os.path.basename(_part(directory, blob)) for blob in wanted}
     for name in os.listdir(directory) if os.path.isdir(directory) else ():
         if name in kept:
@@ -240,7 +241,7 @@ def remove_other_parts(directory: str, wanted: Sequence[Blob]) -> None:
 
 
 def _open_locked(path: str, stop: threading.Event) -> BinaryIO:
-    """Open a download's file, alone: another process may be at the same layer, and remove it when done."""
+    """Open and lock a download's file: another process may fetch the same layer, and remove it when done."""
     while not stop.is_set():
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         file = os.fdopen(fd, "r+b", buffering=0)

@@ -1,11 +1,11 @@
-"""The image store: what exists, under which names, and the ways in.
+"""The image store: which images exist, under which names, and how to add one.
 
 On disk, below ``<data>/images``::
 
     host/<12 digits>/image.json  root/  [usr/]   generated skeletons, one per state of the host and masks
     layers/<sha256>/layer.json   fs/             unpacked layers, shared by the images that list them
     records/<sha256>/image.json  top/            images, each with the layer that adapts it
-    blobs/[<project>/]<sha256>.part              downloads to be continued
+    blobs/[<project>/]<sha256>.part              downloads that can be resumed
     build/                                       work in progress
 
 A directory appears under its final name by one rename after it is complete.
@@ -57,21 +57,21 @@ _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
 class ImageStore:
-    """All images below one data directory. Any number of processes may use one at the same time."""
+    """All images below one data directory. Several processes may use it at the same time."""
 
     def __init__(self, data_dir: str, *, mode: Mode, way: Way | None = None) -> None:
-        """``way`` is how overlays are mounted, by default the newest that works."""
+        """Open the store. ``way`` is how overlays are mounted, by default the newest that works."""
         self.data_dir = os.path.abspath(data_dir)
         self.mode: Mode = mode
         self._records = Records(self.data_dir, mode=mode, way=way)
         self.directory = self._records.directory
         self._proved: set[tuple[str, str]] = set()
-        """Projects, each with a layer it has fetched in whole, while its image is not recorded yet."""
+        """Projects, each with a layer it has fetched completely, while the image is not recorded yet."""
 
     # --- the host image --------------------------------------------------------------------------------
 
     def host(self, *, masks: tuple[str, ...] = (), progress: Progress | None = None) -> Image:
-        """The ``host`` image for the host as it is now, built the first time it is asked for.
+        """Return the ``host`` image for the host's current state, built on first use.
 
         ``masks`` are paths below ``/usr`` to hide. Raises ``HostCannot`` where ``/usr`` is not merged.
         """
@@ -81,7 +81,7 @@ class ImageStore:
             return image
         with locked(f"{self.directory}/host.lock"):
             for attempt in range(1, _HOST_ATTEMPTS + 1):
-                # While a package manager is at work files go that were just listed.
+                # While a package manager runs, files that were just listed may disappear.
                 final, key = self._host_now(hidden)
                 if image := self._records.use_host(final):
                     return image
@@ -107,7 +107,7 @@ class ImageStore:
         return image
 
     def _host_now(self, hidden: tuple[str, ...]) -> tuple[str, str]:
-        """Where the skeleton for the host as it is now belongs, and the key of that state."""
+        """Return where the skeleton for the host's current state belongs, and the key of that state."""
         key = hostimage.host_key()
         recipe = [hostimage.FORMAT, key, self.mode, hidden, programs.platform_prefix()]
         name = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
@@ -138,13 +138,13 @@ class ImageStore:
         return image
 
     def collect(self) -> None:
-        """Remove host images of the past that nothing refers to any more."""
+        """Remove host images of earlier host states that nothing refers to."""
         if self._records.has_old_hosts():
             with locked(f"{self.directory}/host.lock"):
                 self._records.remove_old_hosts()
 
     def warning_for(self, key: str | None) -> str | None:
-        """What to tell someone resuming a snapshot made when the host's key was ``key``."""
+        """Return the warning for resuming a snapshot that was made when the host's key was ``key``."""
         if key is None or key == hostimage.host_key():
             return None
         return (
@@ -178,7 +178,7 @@ class ImageStore:
                 tar.kill()
 
     def import_tar(self, path: str, *, name: str) -> Image:
-        """Unpack a root filesystem archive: plain, gzip or zstd."""
+        """Unpack a root filesystem archive: uncompressed, gzip or zstd."""
         with _open(path) as source:
             return self._import_stream(source, name=name, kind="tar", finished=lambda: None)
 
@@ -194,7 +194,7 @@ class ImageStore:
     def import_oci_layout(
         self, path: str, *, name: str, reference: str | None = None, platform: str | None = None
     ) -> Image:
-        """Import from an OCI image layout directory; ``reference`` names one where it holds several."""
+        """Import from an OCI image layout directory; ``reference`` selects one where it holds several."""
         _check_name(name)
         layout = Layout(path)
         manifest = layout.manifest(reference, platform or own_platform())
@@ -211,7 +211,7 @@ class ImageStore:
             return self._add_configured(config, name=name, kind="oci")
 
     def import_docker_archive(self, path: str, *, name: str, tag: str | None = None) -> Image:
-        """Import an image from what ``docker save`` writes; ``tag`` names one where it holds several."""
+        """Import an image from the output of ``docker save``; ``tag`` selects one where it holds several."""
         _check_name(name)
         with _open(path) as packed, tempfile.TemporaryFile(dir=f"{self.directory}/build") as spare:
             file = _seekable(packed, spare)
@@ -240,11 +240,12 @@ class ImageStore:
         """Fetch an image from a registry, for a project or for all projects.
 
         Layers that the project has already are not fetched again. Other layers are, even if they are stored:
-        a registry may name the layers of another project's image, and only the content proves a right to it.
+        a registry may name the layers of another project's image, and only fetching the content proves the
+        right to use it.
 
-        ``auth`` is a user name and password, for the operator by default what ``docker login`` stored.
-        ``access`` is what the caller may connect to, ``allowance`` how much it may take. ``progress`` gets a
-        layer's digest, bytes done and the total.
+        ``auth`` is a user name and password; the operator's default is what ``docker login`` stored.
+        ``access`` limits what the caller may connect to, ``allowance`` how much it may use. ``progress`` gets
+        a layer's digest, bytes done and the total.
         """
         parsed = parse_reference(reference)
         spending = Spending(allowance, self.directory)
@@ -301,7 +302,7 @@ class ImageStore:
             spending.add_bytes(size)
             spending.add_entries(entries)
         spending.check_download(sum(blob.size for blob, _ in wanted))
-        # Apart for each project: what another one has begun to fetch would prove nothing.
+        # Separate for each project: a download that another project began proves nothing for this one.
         directory = f"{self.directory}/blobs" + (f"/{check_name(project, 'project')}" if project else "")
         if project:
             remove_other_parts(directory, [blob for blob, _ in wanted])
@@ -334,18 +335,19 @@ class ImageStore:
     # --- what there is ---------------------------------------------------------------------------------
 
     def get(self, name: str, *, project: str | None = None) -> Image:
-        """The image with that name or id; ``host`` is the host as it is now. Raises ``NotFound``.
+        """Return the image with that name or id; ``host`` is the host's current state. Raises ``NotFound``.
 
-        For a project, one that it fetched or that is for all projects; without one, any by its id.
+        A project finds images that it fetched or that are for all projects; without a project any is found by
+        id.
         """
         return self.host() if name == "host" else find(self._records.images(), name, project)
 
     def list(self, *, project: str | None = None) -> list[Image]:
-        """Every image, or those a project may use, oldest first."""
+        """Return every image, or those a project may use, oldest first."""
         return [image for each in self._records.images() if (image := each.seen_by(project)) is not None]
 
     def remove(self, name: str, *, project: str | None = None) -> None:
-        """Remove a name, and with its last name the image and the layers only it used.
+        """Remove a name; with its last name, remove the image and the layers that only it used.
 
         The name is the project's, or one for all projects. Raises ``NotFound``, or ``WrongState`` while a
         layer or a session uses an image for all projects.
@@ -353,12 +355,12 @@ class ImageStore:
         self._records.remove(self.get(name, project=project), name, project)
 
     def sweep(self) -> None:
-        """Remove what no project and no name leads to any more."""
+        """Remove images that belong to no project and have no name."""
         self._records.sweep()
 
 
 def pairs(layers: Sequence[T], diff_ids: Sequence[str]) -> list[tuple[T, str]]:
-    """Each layer with the digest of its plain archive, lowest first."""
+    """Return each layer with the digest of its uncompressed archive, lowest first."""
     if len(layers) != len(diff_ids) or not layers:
         raise ImageError(f"the image lists {len(layers)} layers but {len(diff_ids)} digests of their content")
     return [*zip(layers, diff_ids, strict=True)]
@@ -377,7 +379,7 @@ def _open(path: str) -> BinaryIO:
 
 
 def _seekable(packed: BinaryIO, spare: BinaryIO) -> BinaryIO:
-    """The archive itself when it is plain, else its plain bytes in ``spare``."""
+    """Return the archive itself when it is uncompressed, else its decompressed bytes in ``spare``."""
     if packed.read(2) != b"\x1f\x8b":
         packed.seek(0)
         if packed.read(4) != b"\x28\xb5\x2f\xfd":

@@ -1,7 +1,7 @@
-"""Byte streams: decompression by magic number, and a reader that hashes what passes through it.
+"""Byte streams: decompression by magic number, and a reader that hashes the bytes it passes on.
 
-A source is anything with ``read(n) -> bytes`` that returns fewer bytes only at the end or when it feels like
-it, and ``b""`` only at the end.
+A source is anything with ``read(n) -> bytes`` that may return fewer than ``n`` bytes at any time, and ``b""``
+only at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ByteSource(Protocol):
 
 @contextlib.contextmanager
 def archive_errors() -> Iterator[None]:
-    """Turn what is wrong with an image's archive into an ``ImageError``."""
+    """Turn errors in an image's archive into an ``ImageError``."""
     try:
         yield
     except ArchiveError as error:
@@ -39,7 +39,7 @@ def archive_errors() -> Iterator[None]:
 
 
 class Hashing:
-    """Passes a source through, keeping its SHA-256 and length."""
+    """Passes a source through, and keeps its SHA-256 and length."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -61,7 +61,7 @@ class Hashing:
 
 
 class Limited:
-    """``size`` bytes of a file object from ``offset`` on. Nothing else may use the file until then."""
+    """``size`` bytes of a file object from ``offset`` on. While it is read nothing else may use the file."""
 
     def __init__(self, file: BinaryIO, offset: int, size: int) -> None:
         self._file = file
@@ -75,7 +75,7 @@ class Limited:
 
 
 class _Pushback:
-    """A source whose first bytes were already taken."""
+    """A source whose first bytes were already read."""
 
     def __init__(self, head: bytes, source: ByteSource) -> None:
         self._head = head
@@ -89,7 +89,7 @@ class _Pushback:
 
 
 class _Gzip:
-    """zlib's decompressor with the interface of the others: it keeps what there was no room for itself."""
+    """zlib's decompressor with the interface of the others: it buffers the input it could not use yet."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
@@ -111,7 +111,7 @@ class _Gzip:
 
 
 class _SmallChunks:
-    """The same around a decompressor without an output limit: it gets little input at a time."""
+    """The same interface for a decompressor without an output limit: it gets little input at a time."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -119,7 +119,7 @@ class _SmallChunks:
         self._at = 0
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        del max_length  # the inner one knows no limit; little input keeps its output small
+        del max_length  # the inner decompressor has no limit; little input keeps its output small
         if data:
             self._data, self._at = data, 0
         chunk = self._data[self._at : self._at + _SMALL_CHUNK]
@@ -143,7 +143,7 @@ class _SmallChunks:
 class _Decompressing:
     """Decompresses concatenated members with a factory of ``ZstdDecompressor``-like objects.
 
-    No more than a chunk at a time: a few bytes of input may stand for gigabytes.
+    Returns at most a chunk at a time: a few bytes of input may decompress to gigabytes.
     """
 
     def __init__(self, source: ByteSource, factory: Callable[[], Any], format_name: str) -> None:
@@ -153,7 +153,7 @@ class _Decompressing:
         self._member = factory()
         self._ready = b""
         self._fresh = True
-        """Nothing was fed to the current member yet, so the input may end here."""
+        """Whether the current member has got no input yet, so that the input may end here."""
 
     def read(self, size: int) -> bytes:
         while not self._ready:
@@ -185,7 +185,7 @@ class _Decompressing:
 
 @contextlib.contextmanager
 def decompressed(source: ByteSource) -> Iterator[ByteSource]:
-    """The plain bytes of a gzip, zstd or uncompressed source."""
+    """Yield the decompressed bytes of a gzip, zstd or uncompressed source."""
     head = b""
     while len(head) < 6 and (more := source.read(6 - len(head))):
         head += more
@@ -207,7 +207,7 @@ def decompressed(source: ByteSource) -> Iterator[ByteSource]:
 
 
 def _zstd_factory() -> Callable[[], Any] | None:
-    """A decompressor from whichever module this interpreter has."""
+    """Return a decompressor from whichever module this interpreter has."""
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             factory: Callable[[], Any] = importlib.import_module(name).ZstdDecompressor
@@ -223,7 +223,7 @@ def _zstd_program(source: ByteSource) -> Iterator[ByteSource]:
     program = shutil.which("zstd")
     if program is None:
         raise ImageError(
-            "zstd data, and nothing here can read it", hint="pip install 'sandkeep[zstd]', or install zstd"
+            "zstd data, and no decompressor for it", hint="pip install 'sandkeep[zstd]', or install zstd"
         )
     child = subprocess.Popen(
         [program, "-dcq"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -238,7 +238,7 @@ def _zstd_program(source: ByteSource) -> Iterator[ByteSource]:
                 while data := source.read(CHUNK):
                     feeding.write(data)
         except BrokenPipeError:
-            pass  # the reader stopped early, or zstd died and says so by its exit code
+            pass  # the reader stopped early, or zstd died, which its exit code reports
         except Exception as error:
             failures.append(error)
 

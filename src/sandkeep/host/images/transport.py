@@ -1,7 +1,7 @@
 """HTTP to one registry: authentication, redirects, retries. No caching, no threads, no files.
 
-Credentials are sent to the registry and to the token service it names, never to where a redirect leads: blobs
-are commonly served from another company's storage. Plain HTTP is used for loopback or when asked for only.
+Credentials are sent to the registry and to the token service it names, never to the target of a redirect:
+blobs are commonly served from another company's storage. Plain HTTP is used only for loopback or on request.
 
 Every hop (the registry, redirects, the token service) is connected to as the caller's ``Access`` allows.
 """
@@ -46,17 +46,17 @@ _PARAMETER = re.compile(r'([a-zA-Z]+)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a caller's pull may be made: to which addresses, with how much trust, and what it is told."""
+    """What a caller's pull may do: which addresses it may use, what it trusts, and how much it is told."""
 
     reach: Reach = ANYWHERE
-    """Which addresses it may connect to, at every hop."""
+    """Which addresses the pull may connect to, at every hop."""
     insecure: bool = False
     """Allow plain HTTP and certificates of unknown authorities."""
     insecure_hosts: Collection[str] | None = None
-    """Where ``insecure`` holds, by host and port; anywhere when not given."""
+    """Hosts and ports that ``insecure`` applies to; all of them when not given."""
     operator: bool = True
-    """It is the operator who asks: the registry's own words are shown, the machine's proxy is used, and so is
-    what ``docker login`` stored."""
+    """The operator is asking: show the registry's own messages, and use the machine's proxy and the
+    credentials that ``docker login`` stored."""
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Access:
@@ -84,14 +84,14 @@ class RegistryTransport:
         self._access = access
         self._seconds = seconds
         self._open: set[socket.socket] = set()
-        """Connections, so that they can be cut: a server may send a byte now and then."""
+        """Open connections, so that they can be closed: a slow server may send a byte now and then."""
         self._cutting = threading.Lock()
         self._late = False
         self._timer = threading.Timer(seconds or 0, self._cut)
         self._timer.daemon = True
         if seconds is not None:
             self._timer.start()
-        # What the operator stored is for the operator: others bring their own.
+        # Stored credentials belong to the operator: other callers bring their own.
         self._credentials = auth or (stored_credentials(reference.host) if access.operator else None)
         self._authorization: str | None = None
         self._lock = threading.Lock()
@@ -104,13 +104,13 @@ class RegistryTransport:
         with self._cutting:
             self._late = True
             for sock in self._open:
-                # On a duplicate: shutting down a TLS socket object would pull it from under its reader.
+                # On a duplicate: shutting down the TLS socket object would break the thread that reads it.
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(sock.fileno())) as copy:
                     copy.shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
     def get(self, path: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
-        """Yield the response to a GET below this repository: 200, 206 or 416; anything else is raised."""
+        """Yield the response to a GET below this repository: 200, 206 or 416; raise for any other status."""
         url = f"{self._base}{self._reference.repository}/{path}"
         failure = "no answer"
         for attempt in range(ATTEMPTS):
@@ -146,7 +146,7 @@ class RegistryTransport:
     # --- one request -----------------------------------------------------------------------------------
 
     def _send(self, url: str, headers: dict[str, str]) -> Exchange:
-        """Send with authorization, following redirects and answering one challenge."""
+        """Send with authorization; follow redirects and answer one challenge."""
         challenged = False
         origin = url
         for _ in range(_MOST_REDIRECTS + 2):
@@ -170,7 +170,7 @@ class RegistryTransport:
         raise ImageError(f"{self._reference}: too many redirects", image=str(self._reference))
 
     def _once(self, url: str, headers: Mapping[str, str]) -> Exchange:
-        """Send one request on a new connection, which ``_cut`` can find until it is closed."""
+        """Send one request on a new connection, which ``_cut`` can close at any time."""
         try:
             sock = self._connect(url)
             with self._cutting:
@@ -199,7 +199,7 @@ class RegistryTransport:
         try:
             yield exchange.response
             if self._late:
-                raise self._too_late()  # a connection that was cut may look like one that ended
+                raise self._too_late()  # a connection that ``_cut`` closed may look like one that ended
         except NETWORK_ERRORS:
             if self._late:
                 raise self._too_late() from None
@@ -251,7 +251,7 @@ class RegistryTransport:
         except ValueError:
             usable = False
         if not usable:
-            raise ImageError(f"{self._reference}: refused to follow to something that is not an address")
+            raise ImageError(f"{self._reference}: refused to follow a redirect to an invalid address")
         if parts.scheme != "https" and not (parts.scheme == "http" and self._plain_allowed(parts)):
             raise ImageError(
                 f"{self._reference}: refused to go on over {parts.scheme} at {parts.netloc}",
@@ -297,7 +297,7 @@ class RegistryTransport:
                 raise ImageError(f"{self._reference}: the token service sent no token") from None
 
     def _explain(self, response: http.client.HTTPResponse) -> str:
-        """The registry's own words, in short; for others than the operator what its status means."""
+        """Return the registry's own message, shortened; unless for the operator, what its status means."""
         if not self._access.operator:
             return _MEANINGS.get(response.status, f"the registry answers {response.status}")
         detail = response.reason
@@ -310,7 +310,7 @@ class RegistryTransport:
 
 
 def stored_credentials(host: str) -> tuple[str, str] | None:
-    """What ``docker login`` stored in plain for ``host``."""
+    """Return the credentials that ``docker login`` stored in plain text for ``host``."""
     directory = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")
     try:
         with open(f"{directory}/config.json", encoding="utf-8") as source:

@@ -1,8 +1,8 @@
-"""Writing one overlay directory: files, owners, whiteouts, and the attributes overlayfs reads.
+"""Write one overlay directory: files, owners, whiteouts, and the attributes overlayfs reads.
 
 Every path is relative to the tree's root and is trusted: it comes from this package, not from an archive.
-``unpack`` is the place for names that came from elsewhere. Owners are numbers inside the sandbox; where only
-one id exists (``single``) they are ignored, since every file then belongs to that id anyway.
+``unpack`` handles names from archives. Owners are numbers inside the sandbox; where only one id exists
+(``single``) they are ignored, since every file then belongs to that id anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 from sandkeep.host.rootfs import Flavour
 
 Mode = Literal["root", "subuid", "single"]
-"""Who runs this: real root, uid 0 over a range of 65,536 ids, or uid 0 over one id."""
+"""The user that writes the tree: real root, uid 0 over a range of 65,536 ids, or uid 0 over one id."""
 
 MAX_ID = 65535
 
@@ -47,7 +47,7 @@ class ImageTree:
             os.chown(self.path(name), uid, gid, follow_symlinks=False)
 
     def directory(self, name: str, mode: int = 0o755, *, uid: int = 0, gid: int = 0) -> None:
-        """Make a directory and its parents; one that exists takes the mode and owner given."""
+        """Make a directory and its parents; an existing one gets the given mode and owner."""
         path = self.path(name)
         try:
             os.mkdir(path)
@@ -61,7 +61,7 @@ class ImageTree:
         os.chmod(path, mode)
 
     def parents(self, name: str) -> None:
-        """The directories above ``name``, leaving existing ones as they are."""
+        """Create the directories above ``name``; leave existing ones unchanged."""
         above = os.path.dirname(name)
         if above and not os.path.isdir(self.path(above)):
             self.directory(above)
@@ -70,7 +70,8 @@ class ImageTree:
         self.parents(name)
         data = content.encode() if isinstance(content, str) else content
         path = self.path(name)
-        # What is there may be read-only or a symlink (/etc/mtab is one): replace, never write through.
+        # An existing entry may be read-only or a symlink (/etc/mtab is one): replace it, never write through
+        # it.
         if os.path.lexists(path):
             os.unlink(path)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -100,7 +101,7 @@ class ImageTree:
         os.utime(path, ns=(info.st_mtime_ns, info.st_mtime_ns))
 
     def copy_tree(self, source: str, name: str, *, skip: Iterable[str] = ()) -> None:
-        """Copy regular files, directories and symlinks that everyone may read; leave the rest out."""
+        """Copy the regular files, directories and symlinks that everyone may read; skip all others."""
         self.directory(name)
         left_out = frozenset(skip)
         for entry in _entries(source):
@@ -118,7 +119,7 @@ class ImageTree:
                     continue
 
     def whiteout(self, name: str) -> None:
-        """Hide ``name`` of the layers below."""
+        """Hide ``name`` of the layers below with a whiteout."""
         self.parents(name)
         if not self.exists(name):
             os.mknod(self.path(name), stat.S_IFCHR | 0o600, os.makedev(0, 0))
@@ -149,7 +150,7 @@ def _entries(path: str) -> list[os.DirEntry[str]]:
 
 
 def _copy_bytes(source: int, target: int, size: int) -> int:
-    """Copy to the end of file; in the kernel where it can."""
+    """Copy to the end of file, inside the kernel where possible."""
     done = 0
     try:
         while done < size:

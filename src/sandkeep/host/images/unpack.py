@@ -1,8 +1,9 @@
-"""Unpacking an untrusted archive into one overlay directory.
+"""Unpack an untrusted archive into one overlay directory.
 
-Names are confined: absolute ones are taken below the directory, ones with ``..`` are refused, and every
-parent is opened with ``openat2(RESOLVE_IN_ROOT)``, so a symbolic link in the archive leads nowhere outside.
-Device nodes are left out. ``.wh.`` names of image layers become overlay whiteouts and opaque directories.
+Names are confined: absolute names are taken as relative to the directory, names with ``..`` are refused, and
+every parent is opened with ``openat2(RESOLVE_IN_ROOT)``, so a symbolic link in the archive cannot lead
+outside. Device nodes are left out. ``.wh.`` names of image layers become overlay whiteouts and opaque
+directories.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ class Unpacked:
     size: int
     entries: int
     skipped: int
-    """Device nodes, which no sandbox may have."""
+    """Number of device nodes left out: no sandbox may have any."""
 
 
 def unpack(
     source: ByteSource, directory: str, *, mode: Mode, whiteouts: bool, spending: Spending | None = None
 ) -> Unpacked:
-    """Unpack a plain tar stream. ``whiteouts`` says whether ``.wh.`` names are an image layer's markers.
+    """Unpack a plain tar stream. ``whiteouts``: interpret ``.wh.`` names as an image layer's markers.
 
-    ``spending`` counts every entry that is made. Bytes are counted where the stream is read.
+    ``spending`` counts every entry that is made. The reader of the stream counts the bytes.
     """
     with _Unpacker(directory, mode, whiteouts, spending) as unpacker, archive_errors():
         for member in TarReader(source.read, gunzip=False):
@@ -103,7 +104,7 @@ class _Unpacker:
             self.skipped += 1
 
     def finish(self) -> None:
-        """Set directory times last: every entry made in one changed its time."""
+        """Set directory times last, because every entry made in a directory changes its time."""
         for name, mtime_ns in reversed(self._directories):
             try:
                 fd = sc.openat2(self._root, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -138,7 +139,7 @@ class _Unpacker:
             self._clear(parent, base)
             self._forget_parents_but(parent)  # a link of that name may have been followed before
             os.mkdir(base, 0o700, dir_fd=parent)
-            if hidden:  # removed and made anew in one layer: nothing of the old one shows through
+            if hidden:  # removed and made again in one layer: nothing of the old one shows through
                 self._make_opaque(parent, base)
         self._metadata(parent, base, member)
 
@@ -175,7 +176,7 @@ class _Unpacker:
     # --- helpers ---------------------------------------------------------------------------------------
 
     def _parent(self, above: bytes) -> int:
-        """A descriptor of the directory ``above``, made if it is missing."""
+        """Return a descriptor of the directory ``above``, made if it is missing."""
         fd = self._parents.get(above)
         if fd is None:
             if len(self._parents) >= _OPEN_PARENTS:
@@ -188,7 +189,7 @@ class _Unpacker:
         return fd
 
     def _make_parents(self, above: bytes) -> int:
-        """One by one: there may be more of them than calls can be nested."""
+        """Make the directories in a loop: there may be more of them than the recursion limit."""
         parts = above.split(b"/")
         fd = self._open(b"")
         try:
@@ -221,13 +222,13 @@ class _Unpacker:
         self._parents.clear()
 
     def _clear(self, parent: int, base: bytes) -> None:
-        """Make room for an entry; a later one in an archive replaces an earlier one."""
+        """Remove an existing entry: a later one in an archive replaces an earlier one."""
         try:
             os.unlink(base, dir_fd=parent)
         except FileNotFoundError:
             return
         except IsADirectoryError:
-            # Descriptors of directories below it must not be used for entries that come later.
+            # Descriptors of directories below it must not be used for later entries.
             remove_tree(parent, base)
             self._forget_parents_but(parent)
 
@@ -272,7 +273,7 @@ class _Unpacker:
 
 
 def _clean(name: bytes) -> bytes:
-    """The name relative to the root, without ``.`` parts."""
+    """Return the name relative to the root, without ``.`` parts."""
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in parts or b"\0" in name:
         raise ImageError(f"refused: {os.fsdecode(name)!r} would leave the image", entry=os.fsdecode(name))
@@ -296,7 +297,7 @@ def _same(parent: int, base: bytes, other_parent: int, other: bytes) -> bool:
 
 
 def _set_attribute(fd: int, name: bytes, value: bytes) -> None:
-    """Set an attribute an image may carry: capabilities and plain user attributes, never overlayfs's own."""
+    """Set an attribute an image may have: capabilities and plain user attributes, never overlayfs's own."""
     if name != b"security.capability" and (
         not name.startswith(b"user.") or name.startswith((b"user.overlay.", b"user.fuseoverlayfs."))
     ):

@@ -1,7 +1,7 @@
-"""Reading an image's merged layers before any session has mounted them.
+"""Read an image's merged layers before any session has mounted them.
 
-A detached read-only overlay (one layer: the directory itself), looked into with ``openat2(RESOLVE_IN_ROOT)``:
-the image's own links are followed inside the image, and nothing in it can point outside.
+This is a detached read-only overlay (for one layer, the directory itself), read with
+``openat2(RESOLVE_IN_ROOT)``: the image's own links are followed inside the image, and none can lead outside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_LINKS = 40
 
 class View:
     def __init__(self, layers: Sequence[str], *, flavour: Flavour, way: Way) -> None:
-        """``layers`` are directories, topmost first; ``way`` is how to mount them."""
+        """Mount ``layers``, directories with the topmost first; ``way`` is how to mount them."""
         if len(layers) == 1:
             self._root = os.open(layers[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         else:
@@ -68,7 +68,7 @@ class View:
         return (self.read(path) or b"").decode("utf-8", errors="surrogateescape")
 
     def resolve(self, path: str) -> str:
-        """Where ``path`` really is, following the image's links; missing parts stay as written."""
+        """Return the real path of ``path``, following the image's links; missing parts stay as written."""
         done: list[str] = []
         todo = [part for part in path.split("/") if part not in ("", ".")]
         links = 0

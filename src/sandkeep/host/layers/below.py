@@ -1,4 +1,4 @@
-"""The layers below a layer, as far as they are known."""
+"""The layers below a layer, as far as the store can read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Below:
         self._layers = layers
         self._parents = parents
         self.unknown: set[str] = set()
-        """Layers met on the way whose lower layers are unknown."""
+        """Layers reached by ``reach`` whose lower layers are unknown."""
 
     def reach(self, tops: Iterable[str]) -> set[str]:
         """Return the layers and all below them, including those below their replaced directories."""

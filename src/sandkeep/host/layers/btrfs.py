@@ -1,10 +1,10 @@
-"""A data directory that can be snapshotted: where it is on btrfs, it is made a subvolume.
+"""Make the data directory a btrfs subvolume where possible, so that it can be snapshotted.
 
-Everything in it stays in that one subvolume, on purpose. With one for each upper, a checkpoint would be
-one snapshot and nothing else, but inode numbers repeat between subvolumes while an overlay shows all its
-layers under one device number: unrelated files would pass for hard links of each other, and tools that
-believe it (``tar``, ``cp -a``, ``cmp``) lose data. So a checkpoint snapshots the whole data directory for the
-instant, and copies the upper out of the snapshot afterwards.
+Everything in the data directory stays in that one subvolume, on purpose. With a subvolume for each upper, a
+checkpoint would be one snapshot and nothing else, but inode numbers repeat between subvolumes while an
+overlay shows all its layers under one device number: unrelated files would look like hard links of each
+other, and tools that rely on inode numbers (``tar``, ``cp -a``, ``cmp``) would lose data. So a checkpoint
+snapshots the whole data directory for an instant, and copies the upper out of that snapshot afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sandkeep.linux import btrfs
 
 
 def create_data_directory(path: str) -> bool:
-    """Make the data directory if there is none; returns whether it is a subvolume of its own."""
+    """Create the data directory if it is missing; return whether it is a subvolume of its own."""
     parent, name = os.path.split(os.path.abspath(path))
     os.makedirs(parent, exist_ok=True)
     parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,14 +1,14 @@
-"""Merge several overlay directories into one that shows the same on top of what is below them.
+"""Merge several overlay directories into one that shows the same files over the layers below them.
 
-Nothing in the inputs is changed: directories are made anew, everything else is hard-linked. The rules are the
-kernel's own way of looking a name up, redirects included, followed for the merged directories only:
+The inputs are not changed: directories are created anew, everything else is hard-linked. The rules are those
+of the kernel's name lookup, redirects included, applied to the merged directories only:
 
-* the topmost entry of a name wins; a directory goes on merging downwards until a non-directory, a whiteout or
-  an opaque directory cuts it off;
+* the topmost entry of a name wins; a directory merges with those below it down to the first
+  non-directory, whiteout or opaque directory;
 * a directory that was renamed continues under the name its redirect gives, relative to the same parent or
   absolute from the top of the next directory down;
-* a whiteout is kept only where it still hides something below: in a directory that merges with nothing it
-  would be listed as a ghost. What is below is asked through a real overlay mount.
+* a whiteout is kept only where it still hides an entry below: in a directory that merges with nothing it
+  would be listed as a ghost. Entries below are looked up through a real overlay mount.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class _Node(NamedTuple):
     sources: tuple[tuple[int, bytes], ...]
     """The directories merged into it: index of the input and path there, topmost first."""
     below: bytes | None
-    """Its path in the view of what is below, or ``None`` when it merges with nothing there."""
+    """Its path in the overlay of the layers below, or ``None`` when it merges with nothing there."""
     opaque: bool = False
     redirect: bytes | None = None
 
 
 class _Found(NamedTuple):
-    """Where a redirected directory was found in one input, and how looking further down goes on."""
+    """The place of a redirected directory in one input, and how the lookup continues below it."""
 
     path: bytes | None
     cut: bool
@@ -60,8 +60,8 @@ def merge(
 ) -> None:
     """Merge ``inputs``, topmost first, into the new directory ``dest`` on the same file system.
 
-    ``below`` are the overlay directories under the inputs, ``scratch`` is a path for an empty directory,
-    ``way`` how to mount what is below.
+    ``below`` lists the overlay directories under the inputs, ``scratch`` is a path for an empty directory,
+    ``way`` is how to mount the directories below.
     """
     os.makedirs(dest, mode=0o700)
     os.makedirs(scratch, mode=0o700, exist_ok=True)
@@ -87,7 +87,7 @@ class _Merge:
         self._redirect = f"{flavour}.overlay.redirect"
         self._copier = EntryCopier()
         self._copied: dict[tuple[int, int], tuple[bytes, bytes]] = {}
-        # With userxattr the kernel follows no redirects, so none there means anything.
+        # With userxattr the kernel follows no redirects, so redirects have no effect there.
         self._follow = flavour == "trusted"
 
     def run(self) -> None:
@@ -99,7 +99,7 @@ class _Merge:
             check_depth(node.path)
             made.append(node)
             self._directory(node, pending)
-        # Every entry made in a directory moves its times, so attributes come last, children first.
+        # Creating an entry changes the times of its directory, so attributes are set last, children first.
         for node in reversed(made):
             self._attributes(node)
 
@@ -128,7 +128,7 @@ class _Merge:
                     self._entry(node, name, level, sources[level], dest)
 
     def _entry(self, node: _Node, name: bytes, level: int, source: int, dest: int) -> None:
-        """Link what is not a directory, or copy what has all the links it can have (whiteouts, usually)."""
+        """Hard-link a non-directory; copy it if its link count is at the maximum (mostly whiteouts)."""
         try:
             os.link(name, name, src_dir_fd=source, dst_dir_fd=dest, follow_symlinks=False)
             return
@@ -150,7 +150,7 @@ class _Merge:
         self._copied[key] = (node.path, name)
 
     def _child(self, node: _Node, name: bytes, listings: list[dict[bytes, tuple[int, int]]]) -> _Node:
-        """Return the directory ``name`` in ``node``: the inputs it merges, and what is below them."""
+        """Return the directory ``name`` in ``node``: the inputs it merges, and its path below them."""
         sources: list[tuple[int, bytes]] = []
         wanted, cut = self._merge(node, name, listings, sources)
         absolute = wanted if wanted.startswith(b"/") else None
@@ -166,7 +166,7 @@ class _Merge:
             below = _join(node.below, wanted) if node.below is not None else None
         if moved and below is not None and not self._is_below(below):
             below = None
-        # What is below under its own name must not show through where the merge ended, or went elsewhere.
+        # Entries below under the same name must not show through where the merge ended or was redirected.
         hides = below is None and node.below is not None and (cut or moved)
         redirect = (absolute or wanted) if moved and below is not None else None
         return _Node(path, tuple(sources), below, hides, redirect)
@@ -180,8 +180,8 @@ class _Merge:
     ) -> tuple[bytes, bool]:
         """Add the directories that ``name`` merges to ``sources``.
 
-        Returns the name under which lower layers go on, absolute after an absolute redirect, and whether the
-        merge ends above them.
+        Return the name under which the lookup continues in lower layers, absolute after an absolute redirect,
+        and whether the merge ends above them.
         """
         for (index, path), listing in zip(node.sources, listings, strict=True):
             if name not in listing:
@@ -199,7 +199,7 @@ class _Merge:
         return name, False
 
     def _follow_down(self, redirect: bytes, sources: list[tuple[int, bytes]]) -> tuple[bytes, bool]:
-        """Look an absolute redirect up in every input under the one that has it."""
+        """Look up an absolute redirect in every input under the one that has it."""
         for index in range(sources[-1][0] + 1, len(self._roots)):
             found = self._walk(index, redirect)
             redirect = found.redirect
@@ -210,7 +210,7 @@ class _Merge:
         return redirect, False
 
     def _walk(self, index: int, redirect: bytes) -> _Found:
-        """Find the directory at ``redirect`` in one input, minding what its parents say about going on."""
+        """Find the directory at ``redirect`` in one input, applying the marks of its parent directories."""
         names = redirect.strip(b"/").split(b"/")
         path, cut, onwards = b"", False, redirect
         for position, name in enumerate(names):
@@ -235,7 +235,8 @@ class _Merge:
             if opaque:
                 cut = True
             elif own is not None and own.startswith(b"/"):
-                # It leaves the place an opaque parent closes off, so that parent no longer matters.
+                # The redirect leaves the directory that an opaque parent closes, so that parent no longer
+                # matters.
                 onwards, cut = b"/".join([own, *rest]), False
             elif own is not None:
                 before = onwards.split(b"/")[: -1 - len(rest)]
@@ -288,7 +289,7 @@ class _Merge:
 
 
 def _listing(fd: int) -> dict[bytes, tuple[int, int]]:
-    """Mode and device number of every name; the number matters for whiteouts only."""
+    """Return mode and device number of every name; the number matters for whiteouts only."""
     found = {}
     with os.scandir(fd) as entries:
         for entry in entries:

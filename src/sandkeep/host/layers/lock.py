@@ -13,7 +13,7 @@ __all__ = ["FileLock", "is_locked"]
 
 
 class FileLock:
-    """Held for one ``with`` block; not reentrant. The kernel drops it with the process."""
+    """A lock held for one ``with`` block; not reentrant. The kernel releases it when the process ends."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -35,6 +35,6 @@ class FileLock:
             fcntl.flock(fd, kind)
             yield
         finally:
-            # Unlocked before the close: a child forked since shares the descriptor, and with it the lock.
+            # Unlock before closing: a child forked meanwhile shares the descriptor, and with it the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)

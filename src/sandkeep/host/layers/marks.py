@@ -2,13 +2,14 @@
 
 ::
 
-    refs/<holder>      a snapshot, drive or session refers to it
-    refs/@fold         a fold reads it
-    released           the last reference was ended on purpose: it may be deleted
-    set-aside          nothing refers to it, but no reference was released; since the file's own time
+    refs/<holder>      a snapshot, drive or session refers to the layer
+    refs/@fold         a fold reads the layer
+    released           a holder released the last reference: the layer may be deleted
+    set-aside          no holder refers to the layer, but none released it; since the file's own time
     doubt-<holder>     the store does not know this holder; since the file's own time
 
-Ending the last reference renames it, so that it works on a full disk too. Callers hold the store's lock.
+The last reference is ended by renaming its file, which works on a full disk too. Callers hold the store's
+lock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import suppress
 from typing import Final
 
 KEPT_MS: Final = 7 * 24 * 60 * 60 * 1000
-"""How long a layer is set aside that has lost its references."""
+"""How long a layer that has lost its references is set aside."""
 _REFS: Final = "refs"
 _FOLD: Final = "@fold"
 _RELEASED: Final = "released"
@@ -26,7 +27,7 @@ _SET_ASIDE: Final = "set-aside"
 
 
 class Marks:
-    """Those of one layer, which may be damaged otherwise."""
+    """The references of one layer, whose record may be damaged."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -85,22 +86,22 @@ class Marks:
         return os.path.lexists(self._path(_RELEASED))
 
     def may_go(self, *, keep_ms: int, now_ms: int) -> bool:
-        """Whether a layer that nothing needs may be deleted now."""
+        """Return whether a layer that nothing needs may be deleted now."""
         if self.released:
             return True
         since = _since(self._path(_SET_ASIDE))
         return since is not None and now_ms - since >= keep_ms
 
     def set_aside(self) -> bool:
-        """Begin counting the time it is kept for; whether that had not begun."""
+        """Set the layer aside, from now on; return ``False`` if it was set aside before."""
         return self._begin(_SET_ASIDE)
 
     def set_aside_since_ms(self) -> int | None:
-        """Return when the time began for which the directory is kept; ``None`` if it has not."""
+        """Return since when the layer is set aside; ``None`` if it is not."""
         return _since(self._path(_SET_ASIDE))
 
     def doubt(self, holder: str, *, keep_ms: int, now_ms: int) -> tuple[bool, bool]:
-        """Return whether this is the first doubt about the holder, and whether its reference has ended."""
+        """Mark a holder as unknown; return whether that is new, and whether its reference has ended."""
         if self._begin(_doubt(holder)):
             return True, False
         since = _since(self._path(_doubt(holder)))
@@ -112,7 +113,7 @@ class Marks:
     def _begin(self, mark: str) -> bool:
         if os.path.lexists(self._path(mark)):
             return False
-        with suppress(OSError):  # without room it begins the next time
+        with suppress(OSError):  # on a full disk the next call starts it
             _touch(self._path(mark))
         return True
 

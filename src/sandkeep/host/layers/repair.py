@@ -1,7 +1,7 @@
-"""Damage of layers: finding it, and putting a layer's record back.
+"""Find damaged layers, and restore a layer's record.
 
-The files of a layer are whole or they are not. Only the record beside them can be made anew: from its copy,
-or from what the caller knows. The record of a layer that was folded is nowhere else than in its copy.
+Damaged files of a layer cannot be restored. Only the record beside them can: from its copy, or from what the
+caller knows. The record of a folded layer exists nowhere else than in its copy.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sandkeep.host.layers.sessions import slots_of
 from sandkeep.host.layers.values import Examined, Layer, meta_is_whole, read_meta, write_meta
 
 _FIRST = "fs"
-"""The directory a layer is published with; folds make others."""
+"""The directory a layer is published with; a fold writes another one."""
 
 
 def examine(root: str, layers: Iterable[str]) -> Examined:
-    """Look at every layer below ``root``. Changes nothing."""
+    """Examine every layer below ``root``; change nothing."""
     parents: dict[str, str | None] = {}
     damaged: dict[str, str] = {}
     names = list(layers)
@@ -42,7 +42,7 @@ def examine(root: str, layers: Iterable[str]) -> Examined:
 
 
 def restore(directory: str, layer: str) -> bool:
-    """Put a damaged ``meta.json`` back from its copy; whether that was necessary. Raises ``LayerError``."""
+    """Restore a damaged ``meta.json`` from its copy; return whether it was damaged. Raises ``LayerError``."""
     found = read_meta(directory, layer)
     if found is None or meta_is_whole(directory, layer):
         return False
@@ -51,7 +51,7 @@ def restore(directory: str, layer: str) -> bool:
 
 
 def rebuild(directory: str, known: Layer) -> bool:
-    """Make a layer's record anew from what the caller knows, if it cannot be read; whether that was so."""
+    """Rebuild a layer's record from ``known`` if it cannot be read; return whether it was rebuilt."""
     try:
         return restore(directory, known.id)
     except LayerError:

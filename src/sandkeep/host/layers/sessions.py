@@ -1,8 +1,8 @@
-"""What session directories mean to the layer store: which layers they need, which uppers were left behind.
+"""Session directories as the layer store sees them: the layers they need, the uppers they left behind.
 
-A session needs the chain of the layer its ``spec.json`` names, and what its drives stand on, from the moment
-that file is there until it is over. It is over once its supervisor has let go of ``lock`` and its upper is
-gone, published or thrown away: the directory itself stays, for its output logs, and must not keep layers
+A session needs the chain of the layer its ``spec.json`` names, and the layers of its drives, from the moment
+that file exists until the session is over. It is over once its supervisor has released ``lock`` and its upper
+is gone, published or discarded: the directory itself stays, for its output logs, and must not keep layers
 alive.
 """
 
@@ -21,7 +21,7 @@ from sandkeep.shared.sealed import read_sealed, write_sealed
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What sessions that are not over stand on."""
+    """The layers that sessions need that are not over."""
 
     layers: dict[str, set[str]]
     """By session."""
@@ -30,7 +30,7 @@ class Needs:
 
 
 def session_layers(sessions: str, layers: str) -> Needs:
-    """Of every session that is not over and stands on some layer; ``layers`` is their place."""
+    """Return the layers of every session that is not over and has some; ``layers`` is their directory."""
     found: dict[str, set[str]] = {}
     unknown = []
     for session in session_names(sessions):
@@ -130,7 +130,7 @@ def _drive_origin(slot: dict[str, Any], layers: str) -> DriveOrigin:
 
 
 def lost_sessions(sessions: str) -> tuple[str, ...]:
-    """Sessions whose supervisor is gone and whose upper still holds something."""
+    """Return the sessions whose supervisor is gone and whose upper still holds files."""
     return tuple(
         session
         for session in session_names(sessions)
@@ -141,14 +141,14 @@ def lost_sessions(sessions: str) -> tuple[str, ...]:
 
 
 def slots_of(upper: str) -> tuple[str, ...]:
-    """The slots in an ``fs`` directory."""
+    """Return the slots in an ``fs`` directory."""
     with os.scandir(upper) as entries:
         return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
 
 
 def _over(directory: str) -> bool:
     lock = os.path.join(directory, "lock")
-    # Before the supervisor made its lock the session is starting, not over.
+    # Before the supervisor has created its lock the session is starting, not over.
     return (
         os.path.lexists(lock) and not is_locked(lock) and not os.path.lexists(os.path.join(directory, "fs"))
     )

@@ -6,9 +6,9 @@ folding, syncing, measuring) happens outside the lock.
 
 A layer appears by one rename and is immutable from then on. Hidden names in ``layers/`` are unfinished work::
 
-    .new-<layer>     being published; once it holds ``fs`` it will be finished, by us or by ``recover``
+    .new-<layer>     being published; once it holds ``fs``, the publisher or ``recover`` finishes it
     .copy-<layer>    a checkpoint being copied; once it holds ``meta.json`` it will be finished
-    .fold-<layer>    a fold being built; thrown away unless its end was reached
+    .fold-<layer>    a fold being built; deleted unless it was completed
     .del-<name>      being deleted
 
 A layer is kept as long as a holder, a child, or a session that has not ended needs it. It is deleted when all
@@ -60,10 +60,10 @@ _Names = list[str]
 
 
 class LayerStore:
-    """See the module's contract. ``flavour`` is that of every layer published here from now on."""
+    """The layer store of one data directory (see above). New layers get ``flavour``."""
 
     def __init__(self, data_dir: str, *, flavour: Flavour, way: Way | None = None) -> None:
-        """``way`` is how overlays are mounted, by default the newest that works."""
+        """Open the store. ``way`` is how overlays are mounted, by default the newest that works."""
         self.flavour: Flavour = flavour
         self._root = os.path.join(os.path.abspath(data_dir), "layers")
         self._sessions = os.path.join(os.path.abspath(data_dir), "sessions")
@@ -85,11 +85,12 @@ class LayerStore:
         holder: str | None = None,
         on_record: bool = False,
     ) -> Layer:
-        """Make the upper of a session a layer. Two renames for any size; safe to repeat after a crash.
+        """Publish a session's upper as a layer. Two renames for any size; safe to repeat after a crash.
 
-        ``holder`` gets a reference from the first moment, so that no ``collect`` can come between. The
-        overlay may still be mounted, as long as none of the session's processes lives. With ``on_record``
-        the caller knows that the session stood on ``parent``; what it wrote is kept even if that is damaged.
+        ``holder`` has a reference from the first moment, so that ``collect`` cannot delete the layer in
+        between. The overlay may still be mounted, as long as none of the session's processes lives. With
+        ``on_record`` the caller knows that the session ran on ``parent``; its files are kept even if
+        ``parent`` is damaged.
         """
         check_name(session, "session")
         upper = os.path.join(self._sessions, session, "fs")
@@ -115,7 +116,7 @@ class LayerStore:
         host_key: str | None = None,
         holder: str | None = None,
     ) -> Layer:
-        """Make the finished checkpoint copy at ``copy_directory(layer)`` a layer; safe to repeat."""
+        """Publish the finished checkpoint copy at ``copy_directory(layer)`` as a layer; safe to repeat."""
         with self._lock.exclusive():
             done = self._existing(layer, parent, image, host_key)
             if done is not None:
@@ -131,13 +132,13 @@ class LayerStore:
             return self._get(layer)
 
     def copy_directory(self, layer: str) -> str:
-        """Where a checkpoint for ``adopt`` is to be copied; its parent exists, the directory does not."""
+        """Return where to copy a checkpoint for ``adopt``; the parent exists, the directory does not."""
         staged = self._path(f".copy-{check_name(layer, 'layer')}")
         os.makedirs(staged, mode=0o700, exist_ok=True)
         return os.path.join(staged, "fs")
 
     def discard_copy(self, layer: str) -> None:
-        """Throw away a checkpoint that failed; one that is still being copied is left to ``recover``."""
+        """Delete the copy of a failed checkpoint; one that is still being copied is left to ``recover``."""
         staged = self._path(f".copy-{check_name(layer, 'layer')}")
         with self._lock.exclusive():
             if not is_locked(os.path.join(staged, "fs")):
@@ -145,7 +146,7 @@ class LayerStore:
         self._finish_deletions()
 
     def discard(self, session: str) -> None:
-        """Throw the upper of a session away."""
+        """Delete a session's upper."""
         check_name(session, "session")
         with self._lock.exclusive():
             self._doom(os.path.join(self._sessions, session, "fs"), f".del-upper-{session}")
@@ -154,11 +155,11 @@ class LayerStore:
     def _existing(
         self, layer: str, parent: str | None, image: str, host_key: str | None, *, on_record: bool = False
     ) -> Layer | None:
-        """The finished layer, or ``None`` when it can be made now."""
+        """Return the finished layer, or ``None`` when it can be made now."""
         check_name(layer, "layer")
         directory = self._path(layer)
         if os.path.isdir(directory):
-            # Made, and damaged since: the caller that repeats the call knows the content of its record.
+            # The layer was published and then damaged: the caller that repeats the call knows its record.
             repair.rebuild(directory, self._described(layer, parent, image, host_key))
         if self._read(layer) is None:
             if parent is not None and not on_record:
@@ -166,7 +167,7 @@ class LayerStore:
             return None
         done = self._require(layer) if on_record else self._get(layer)
         if done.image != image or (done.parent != parent and done.directory == "fs"):
-            raise WrongState(f"layer {layer} exists and is another one", layer=layer)
+            raise WrongState(f"layer {layer} exists already, with other content", layer=layer)
         return done
 
     def _described(self, layer: str, parent: str | None, image: str, host_key: str | None) -> Layer:
@@ -205,12 +206,12 @@ class LayerStore:
     # --- looking up ------------------------------------------------------------------------------------
 
     def get(self, layer: str) -> Layer:
-        """Raises ``LayerError`` when it, or something below it, is missing."""
+        """Return a layer. Raises ``LayerError`` when it, or a layer below it, is missing."""
         with self._lock.shared():
             return self._get(layer)
 
     def list(self) -> tuple[Layer, ...]:
-        """Every layer that can be read and stands on layers that can, oldest first."""
+        """Return every layer whose record, and all records below it, can be read, oldest first."""
         with self._lock.shared():
             found = [layer for name in self._ids() if (layer := self._intact(name)) is not None]
         return tuple(sorted(found, key=lambda layer: layer.created_ms))
@@ -222,14 +223,14 @@ class LayerStore:
             return None
 
     def chain(self, layer: str) -> tuple[Layer, ...]:
-        """The layer and what it stands on, topmost first."""
+        """Return the layer and the layers below it, topmost first."""
         with self._lock.shared():
             return self._chain(layer)
 
     def compose(self, rootfs: Rootfs, layer: str | None) -> Rootfs:
-        """The image's root filesystem with the layer's chain on top.
+        """Return the image's root filesystem with the layer's chain on top.
 
-        Hold the layer before; put the session's ``spec.json`` in place within ``RETIRED_GRACE_MS``.
+        The caller holds the layer first, and writes the session's ``spec.json`` within ``RETIRED_GRACE_MS``.
         """
         if rootfs.flavour != self.flavour:
             raise LayerError(
@@ -276,14 +277,14 @@ class LayerStore:
     # --- references ------------------------------------------------------------------------------------
 
     def hold(self, layer: str, holder: str) -> None:
-        """Keep a layer for ``holder``; holding twice is holding once."""
+        """Keep a layer for ``holder``; a second call changes nothing."""
         check_name(holder, "holder")
         with self._lock.exclusive():
             self._get(layer)
             self._marks(layer).hold(holder)
 
     def release(self, layer: str, holder: str) -> None:
-        """End a hold. Fine when there was none, or no layer any more; only ``collect`` deletes."""
+        """End a hold. A missing hold or layer is not an error; only ``collect`` deletes layers."""
         check_name(holder, "holder")
         with self._lock.exclusive():
             if os.path.isdir(self._path(check_name(layer, "layer"))):
@@ -303,12 +304,12 @@ class LayerStore:
             return self._marks(layer).holders()
 
     def all_holders(self) -> dict[str, tuple[str, ...]]:
-        """Who refers to each layer, the damaged ones included."""
+        """Return the holders of each layer, damaged layers included."""
         with self._lock.shared():
             return {layer: self._marks(layer).holders() for layer in self._ids()}
 
     def restore_holds(self, holds: Mapping[str, str]) -> _Names:
-        """Put back references, from holder to layer, that should be there; returns the layers they are of."""
+        """Restore missing references, given as holder to layer; return the layers that had lost one."""
         with self._lock.exclusive():
             present = set(self._ids())
             return [
@@ -326,14 +327,14 @@ class LayerStore:
             return Doubt(*self._marks(layer).doubt(holder, keep_ms=keep_ms, now_ms=_now_ms()))
 
     def collect(self) -> _Names:
-        """Delete every layer nothing needs, and finish deletions that were interrupted."""
+        """Delete every layer that nothing needs, and finish interrupted deletions."""
         return list(self.sweep().deleted)
 
     def sweep(self, *, parents: Mapping[str, str | None] | None = None, keep_ms: int = KEPT_MS) -> Swept:
-        """``collect``, and what it came across.
+        """Do as ``collect`` does, and report what was found.
 
-        ``parents`` says what layers stand on whose own record is damaged or gone. ``keep_ms`` is how long
-        one is set aside that has lost its references.
+        ``parents`` gives the parents of layers whose own record is damaged or gone. ``keep_ms`` is how long a
+        layer that has lost its references is set aside.
         """
         with self._lock.exclusive():
             names = self._ids()
@@ -356,7 +357,7 @@ class LayerStore:
         return Swept(tuple(doomed), expired, tuple(fresh), unknown)
 
     def _needed(self, names: _Names, below: Below, keep_ms: int) -> tuple[set[str], _Names]:
-        """What holders need, with what is set aside, and which those are."""
+        """Return the layers that holders need, with those set aside, and the latter again on their own."""
         held = below.reach(layer for layer in names if self._marks(layer).holders())
         set_aside = [
             layer
@@ -385,14 +386,14 @@ class LayerStore:
     # --- size and durability ---------------------------------------------------------------------------
 
     def measure(self, layer: str) -> int:
-        """Bytes the layer takes on disk, kept on the layer. A file with many names counts once."""
+        """Return the bytes the layer takes on disk, and record them. A file with many names counts once."""
         found = self.get(layer)
         size = disk_usage(os.path.join(self._path(layer), found.directory))
         self._update(layer, lambda current: replace(current, size_bytes=size))
         return size
 
     def sync(self, layer: str) -> Layer:
-        """Make a layer and everything below it safe against power loss, and record when that was so."""
+        """Make a layer and everything below it safe against power loss, and record when that was done."""
         unsynced = [link.id for link in self.chain(layer) if link.synced_ms is None]
         if unsynced:
             _sync_filesystem(self._path(layer))
@@ -408,9 +409,9 @@ class LayerStore:
     # --- folding ---------------------------------------------------------------------------------------
 
     def fold_to_depth(self, tip: str, *, rootfs: Rootfs, max_depth: int = 30) -> Layer:
-        """Fold the top of a chain longer than ``max_depth`` so that half of that is left.
+        """Fold the top of a chain longer than ``max_depth`` so that half of that depth is left.
 
-        ``rootfs`` is the image's, without layers: whether a whiteout still hides something depends on it.
+        ``rootfs`` is the image's, without layers: it decides whether a whiteout still hides something.
         """
         depth = self.get(tip).depth
         if depth <= max(max_depth, 1):
@@ -420,10 +421,11 @@ class LayerStore:
     def fold(self, layer: str, *, rootfs: Rootfs, count: int = 2) -> Layer:
         """Merge a layer with the ``count - 1`` below it into a new directory of the same layer.
 
-        Nothing that exists is changed, so it does not matter who holds or mounts any of them, and a crash at
-        any point leaves either the old chain or the new one. Files are hard links, so no data is copied. The
-        switch is one replacement of ``meta.json``, after the new directory is synced. What the fold
-        has replaced stays on record until no session can be using it; then ``collect`` deletes it.
+        Existing directories are not changed, so it does not matter which sessions hold or mount them, and a
+        crash at any point leaves either the old chain or the new one. Files are hard links, so no data is
+        copied. The switch is one replacement of ``meta.json``, after the new directory is synced. The
+        directories that the fold has replaced stay on record until no session can be using them; then
+        ``collect`` deletes them.
         """
         if count < 2:
             raise InvalidRequest("a fold takes at least two layers", field="count")
@@ -446,7 +448,7 @@ class LayerStore:
         lowers = self.compose(rootfs, below[0].id if below else None)
         slots = sorted({slot for link in merged for slot in link.slots})
         if not set(slots) <= {slot.name for slot in lowers.slots}:
-            raise LayerError(f"image {rootfs.image} has not all slots of layer {top.id}", layer=top.id)
+            raise LayerError(f"image {rootfs.image} lacks slots of layer {top.id}", layer=top.id)
         for slot in lowers.slots:
             if slot.name in slots:
                 merge(
@@ -480,9 +482,9 @@ class LayerStore:
     # --- recovery --------------------------------------------------------------------------------------
 
     def recover(self) -> Recovered:
-        """Put the store in order after a crash; harmless at any other time.
+        """Finish or undo interrupted work after a crash; harmless at any other time.
 
-        A torn publish is finished if the upper had been moved, else undone: its session is in ``lost`` then.
+        A torn publish is finished if the upper had been moved, else undone: ``lost`` then names its session.
         """
         published: _Names = []
         damaged: _Names = []
@@ -491,7 +493,7 @@ class LayerStore:
                 try:
                     published += self._settle(name)
                 except OSError:
-                    continue  # nothing of ours; it stays where it is
+                    continue  # not a file of the store; it stays where it is
             for layer in self._ids():
                 self._marks(layer).release_from_fold()
                 try:
@@ -506,7 +508,7 @@ class LayerStore:
         return Recovered(finished, lost, tuple(damaged))
 
     def _settle(self, name: str) -> _Names:
-        """Finish or undo what a crash cut off; the layer that this has made, if any."""
+        """Finish or undo work that a crash interrupted; return the layer this has made, if any."""
         kind, _, layer = name[1:].partition("-")
         torn = self._path(name)
         complete = {"new": "fs", "copy": META}.get(kind)
@@ -518,21 +520,21 @@ class LayerStore:
         return []
 
     def examine(self) -> Examined:
-        """Which layers are damaged, and what each stands on."""
+        """Return which layers are damaged, and the parent of each layer."""
         with self._lock.shared():
             return repair.examine(self._root, self._ids())
 
     def repair(
         self, layer: str, *, parent: str | None, image: str, host_key: str | None, created_ms: int
     ) -> bool:
-        """Put the record of a damaged layer back, with what the caller knows of it; whether that was so."""
+        """Restore the record of a damaged layer from what the caller knows; return whether it was damaged."""
         with self._lock.exclusive():
             known = replace(self._described(layer, parent, image, host_key), created_ms=created_ms)
             return repair.rebuild(self._path(check_name(layer, "layer")), known)
 
     def _forget_unnamed(self, layer: Layer) -> None:
-        """Delete what a fold moved into a layer just before it died."""
-        self._require_files(layer)  # when those are gone, what lies beside may be all there is
+        """Delete a directory that a fold moved into a layer just before the worker died."""
+        self._require_files(layer)  # if these are gone, the other directory may be the only copy
         named = {layer.directory, *(retired.directory for retired in layer.retired)}
         for name in os.listdir(self._path(layer.id)):
             if name.startswith("fs") and name not in named:
@@ -575,7 +577,7 @@ class LayerStore:
         above: str | None = None
         while at is not None:
             if at in seen:
-                raise LayerError(f"layer {at} stands on itself", layer=at)
+                raise LayerError(f"layer {at} is its own ancestor", layer=at)
             seen.add(at)
             found = self._read(at)
             if found is None:
@@ -601,7 +603,7 @@ class LayerStore:
             pass
 
     def _free(self, name: str) -> str:
-        """A path for ``name`` nothing is at: an earlier deletion of the same name may still be under way."""
+        """Return an unused path for ``name``: an earlier deletion of the same name may still be running."""
         path, number = self._path(name), 0
         while os.path.lexists(path):
             number += 1

@@ -1,4 +1,4 @@
-"""Walking and removing trees a sandbox has made: any depth, any mode, any kind of entry.
+"""Walk and remove trees that a sandbox has made: any depth, any mode, any kind of entry.
 
 Everything works on directory descriptors and bytes. No other process changes these trees, except one that
 removes the same tree.
@@ -19,7 +19,7 @@ _DEEP = 64
 
 
 def open_directory(name: str | bytes, dir_fd: int | None = None) -> int:
-    """Open a directory without following a link, making it ours to read when its mode refuses."""
+    """Open a directory without following a link; take read permission when its mode refuses."""
     try:
         return os.open(name, _DIRECTORY, dir_fd=dir_fd)
     except PermissionError:
@@ -28,10 +28,10 @@ def open_directory(name: str | bytes, dir_fd: int | None = None) -> int:
 
 
 def remove_tree(path: str) -> None:
-    """Remove ``path`` and everything below; a tree that is already gone is fine.
+    """Remove ``path`` and everything below; a missing tree is not an error.
 
     Directories deeper than a few dozen levels are first moved up to the top, so that neither path length nor
-    the number of open descriptors bounds what can be removed.
+    the number of open descriptors limits which trees can be removed.
     """
     try:
         top = open_directory(path)
@@ -56,12 +56,12 @@ def _removed(path: str) -> bool:
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
             raise
-        return False  # another process that removes it has moved an entry to the top
+        return False  # another process that removes this tree has moved an entry to the top
     return True
 
 
 def _empty(fd: int, top: int, depth: int, hoisted: list[int]) -> bool:
-    """Remove what is in ``fd``. Returns whether something was moved to the top and is still to be removed."""
+    """Remove all entries of ``fd``; return whether one was moved to the top and is still to be removed."""
     again = False
     with os.scandir(fd) as entries:
         names = [(os.fsencode(e.name), e.is_dir(follow_symlinks=False)) for e in entries]
@@ -89,7 +89,7 @@ def _empty(fd: int, top: int, depth: int, hoisted: list[int]) -> bool:
         except OSError as error:
             if error.errno != errno.ENOTEMPTY or depth:
                 raise
-            again = True  # as above: this is one of those at the top
+            again = True  # as above: this entry is one of those moved to the top
     return again
 
 
@@ -105,7 +105,7 @@ def _hoist(fd: int, name: bytes, top: int, hoisted: list[int]) -> None:
 
 
 def _make_writable(fd: int) -> None:
-    """As uid 0 modes do not matter, except over ids that are not mapped here; then only the owner may."""
+    """Make a directory writable. Modes bind uid 0 only where ids are unmapped; there only the owner may."""
     mode = os.fstat(fd).st_mode
     if mode & 0o300 != 0o300:
         try:
@@ -126,7 +126,7 @@ def _destroy(fd: int, name: bytes) -> bool:
 
 
 def disk_usage(path: str) -> int:
-    """Return the bytes on disk of all below ``path``, itself included; a file with many names counts once."""
+    """Return the bytes on disk below ``path``, itself included; a file with many names counts once."""
     root = open_directory(path)
     try:
         total = os.fstat(root).st_blocks * 512

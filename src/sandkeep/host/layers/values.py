@@ -1,7 +1,7 @@
-"""What a layer is, and its ``meta.json``.
+"""A layer as a value, and its ``meta.json``.
 
-``meta.json`` is always written beside, fsynced and renamed into place, so it is there completely or not at
-all, also after a loss of power. It carries a checksum, and beside it lies a copy, which counts when the file
+``meta.json`` is written under another name, fsynced and renamed into place, so it exists completely or not at
+all, also after a loss of power. It carries a checksum, and a copy lies beside it, which is read when the file
 itself is damaged or gone.
 """
 
@@ -25,7 +25,7 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A directory a fold has replaced. Sessions that mounted it go on using it, and what was below it."""
+    """A directory a fold has replaced. Sessions that mounted it keep using it and the layers below it."""
 
     directory: str
     parent: str | None
@@ -55,14 +55,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What ``recover`` found."""
+    """Result of ``recover``."""
 
     finished: tuple[Layer, ...]
-    """Publishes and checkpoints that had been torn and are layers now."""
+    """Layers made from publishes and checkpoints that a crash had interrupted."""
     lost: tuple[str, ...]
-    """Sessions without supervisor whose upper holds something: publish or discard them."""
+    """Sessions without a supervisor whose upper holds files: publish or discard them."""
     damaged: tuple[str, ...]
-    """Layers that cannot be read, or stand on one that is missing. They are left alone."""
+    """Layers that cannot be read, or whose parent is missing. They are left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Swept:
 
     deleted: tuple[str, ...]
     expired: tuple[str, ...]
-    """Those of them that had been set aside."""
+    """Deleted layers that had been set aside."""
     set_aside: tuple[str, ...]
     """Layers found for the first time without a reference, though none was released."""
     unknown: tuple[str, ...]
@@ -80,24 +80,24 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What ``examine`` found."""
+    """Result of ``examine``."""
 
     parents: dict[str, str | None]
-    """Of every layer whose record can be read."""
+    """The parent of every layer whose record can be read."""
     damaged: dict[str, str]
-    """Why a layer cannot be used; a layer below it may be missing besides."""
+    """Why a layer cannot be used; a layer below it may be missing in addition."""
     strays: tuple[str, ...]
-    """Names in the directory of layers that are not layers."""
+    """Names in the directory of layers that are not names of layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What ``doubt`` did."""
+    """Result of ``doubt``."""
 
     first: bool
-    """The reference was not in doubt before."""
+    """Whether the reference was not in doubt before."""
     ended: bool
-    """The reference has ended."""
+    """Whether the reference has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ class DriveContent:
     directories: tuple[str, ...]
     """Topmost first."""
     size_bytes: int | None
-    """What it takes on disk, if the caller asked for it."""
+    """Its bytes on disk, if the caller asked for them."""
 
 
 def check_name(name: str, field_name: str) -> str:
-    """Names become file names: refuse what could leave the directory or look like one of our own files."""
+    """Refuse a name that, as a file name, could leave the directory or look like a file of the store."""
     if not is_name(name):
         raise InvalidRequest(f"{name!r} is not a usable {field_name}", field=field_name)
     return name
@@ -126,7 +126,7 @@ def damaged(layer: str, what: str) -> LayerError:
 
 
 def read_meta(directory: str, layer: str) -> Layer | None:
-    """The layer at ``directory``, with depth 0; ``None`` when there is none."""
+    """Return the layer at ``directory``, with depth 0; ``None`` when there is none."""
     failure = ""
     for name in (META, _COPY):
         try:
@@ -141,7 +141,7 @@ def read_meta(directory: str, layer: str) -> Layer | None:
 
 
 def meta_is_whole(directory: str, layer: str) -> bool:
-    """Whether ``meta.json`` itself can be read, and not only its copy."""
+    """Return whether ``meta.json`` itself can be read, and not only its copy."""
     try:
         _look(os.path.join(directory, META), layer)
     except (OSError, ValueError, KeyError, TypeError):
@@ -156,7 +156,7 @@ def _look(path: str, layer: str) -> Layer:
 
 @lru_cache(maxsize=4096)
 def _load(path: str, layer: str, inode: int, modified_ns: int, changed_ns: int) -> Layer:
-    """Read once per file: chains are walked all the time, and the file is always replaced as a whole.
+    """Read a record, once per file: chains are walked often, and the file is always replaced as a whole.
 
     If the file is replaced between stat and read, the cache entry is keyed by a stat that never recurs.
     """
@@ -196,6 +196,6 @@ def write_meta(directory: str, layer: Layer) -> None:
     try:
         write_sealed(copy, body)
     except OSError:
-        # No room for it, most often. An older one would be worse than none.
+        # Mostly because the disk is full. An outdated copy would be worse than none.
         with suppress(OSError):
             os.unlink(copy)

@@ -1,9 +1,9 @@
-"""From a specification to a running init: what the supervisor does before it supervises.
+"""Boot a session: turn a specification into a running init, in the supervisor, before it supervises.
 
-Runs in a fresh fork of the zygote, single-threaded, in two steps. ``prepare`` does what needs no
-specification: ids, control groups, namespaces, network. It can be done ahead, so that a create finds it
-done. ``activate`` does the rest. Each either succeeds or raises and leaves nothing: the child is killed,
-control groups removed, descriptors closed.
+Runs in a fresh fork of the zygote, single-threaded, in two steps. ``prepare`` does everything that needs no
+specification: ids, control groups, namespaces, network. The zygote can have it done ahead, so that a create
+is quicker. ``activate`` does the rest. Each step either succeeds or raises and leaves nothing: the child is
+killed, control groups are removed, descriptors closed.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ OPTIONAL: Final = frozenset(
         "network-steering",
     }
 )
-"""Barriers an operator may agree to do without; the others have nothing to fall back to. A session whose
-network is not steered has none at all."""
+"""Barriers an operator may agree to do without; the others have no fallback. A session whose traffic cannot
+be steered to netd has no network at all."""
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 DEFAULT_USER: Final = 1000
@@ -73,12 +73,12 @@ _HINT: Final = "run 'sandkeep doctor' to see what this machine offers and how to
 
 
 class SharedSetup:
-    """What the zygote prepared once and every session of this machine shares."""
+    """State that the zygote prepared once and every session shares."""
 
     def __init__(self, data_dir: str, mode: str, way: Way | None = None, scope: str = "") -> None:
-        """``way`` is how overlays are mounted; the newest that works where none is given.
+        """Prepare this process. ``way`` is how overlays are mounted, by default the newest that works.
 
-        ``scope`` is the one that systemd gave the zygote, if any.
+        ``scope`` is the name of the scope that systemd gave the zygote, if any.
         """
         self.data_dir = data_dir
         self.mode = mode
@@ -87,8 +87,8 @@ class SharedSetup:
         # A time namespace shared with the host would be an inode that sessions could take locks on.
         self.namespaces = _NAMESPACES | (CLONE_NEWTIME if os.path.exists("/proc/self/ns/time") else 0)
         self._group = cgroup.group_name(data_dir)
-        # On pure v2 controllers can only be passed on from a group without processes of its own, so we move
-        # to a leaf beside the sessions where that is permitted. The server is not in our scope.
+        # On pure v2 only a group without processes of its own can pass controllers on, so this process moves
+        # to a leaf beside the sessions where that is permitted. The server is not in the zygote's scope.
         ours = [os.getpid()] if scope else [os.getpid(), os.getppid()]
         self.hierarchy = cgroup.detect(parent=self._group).prepare(ours)
         above = self.hierarchy.ceilings().get("pids")
@@ -96,15 +96,15 @@ class SharedSetup:
         self._sweep()
         self.filter = init_filter(mode)
         self.inotify = {} if mode == "root" else inotify.half(inotify.allowed())
-        """What each user of a session may have; of all sessions together the zygote has limited it."""
+        """inotify limits for each user of a session; the zygote has limited all sessions together."""
         self.counter = 0
 
     def share_of_processes(self, default: int) -> int:
-        """The default limit of one session: at most half of what a group above leaves to all of them."""
+        """Return the default limit of one session: at most half of what a parent group allows all of them."""
         return default if self._most_processes is None else min(default, self._most_processes)
 
     def _sweep(self) -> None:
-        """Control groups of supervisors that died before they could remove them."""
+        """Remove control groups of supervisors that died before they could remove them."""
         for group in (*self.hierarchy.open_leftovers(), *self.hierarchy.beside(f"{self._group}-")):
             if not any(
                 is_locked(lock)
@@ -113,13 +113,13 @@ class SharedSetup:
                     f"{self.data_dir}/ready/{group.name}",
                 )
             ):
-                with suppress(OSError):  # what dies slowly is found by the next zygote
+                with suppress(OSError):  # the next zygote removes groups whose processes die slowly
                     _remove_group(group)
-        # After the groups: these say whose they were.
+        # After the groups: these files name the owners of the groups.
         self.sweep_ready()
 
     def sweep_ready(self) -> None:
-        """Remove what killed supervisors that had been prepared left."""
+        """Remove what killed supervisors of the pool left."""
         ready = f"{self.data_dir}/ready"
         for name in os.listdir(ready) if os.path.isdir(ready) else ():
             self.remove_ready(name)
@@ -156,7 +156,7 @@ def init_filter(mode: str) -> bytes | None:
 
 
 class BootState:
-    """A session that runs: what the supervisor holds of it."""
+    """A session's namespaces, init and descriptors, as the supervisor holds them."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -176,7 +176,7 @@ class BootState:
         self.absent: dict[str, str] = {}
 
     def abandon(self) -> None:
-        """Undo everything, from any half-way point."""
+        """Undo everything, from any step of the boot."""
         if self.pidfd >= 0:
             try:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -198,7 +198,7 @@ class BootState:
 
 
 def prepare(host: SharedSetup, name: str, accept: frozenset[str] = frozenset()) -> BootState:
-    """Everything up to the root filesystem, with the control groups called ``name``."""
+    """Do everything up to the root filesystem; ``name`` is that of the control groups."""
     booted = BootState()
     try:
         if host.mode == "root":
@@ -210,7 +210,7 @@ def prepare(host: SharedSetup, name: str, accept: frozenset[str] = frozenset()) 
         _clone(host, booted, theirs)
         theirs.close()
         booted.userns = _map_ids(host, booted)
-        # Before init leaves for a cgroup namespace of its own, so that its root there is the session's group.
+        # Before init enters a cgroup namespace of its own, so that its root there is the session's group.
         booted.cgroup.attach(booted.pid, cgroup2=False)
         request = {"accept": sorted(accept & OPTIONAL), "switch_ids": host.mode != "single"}
         ours.send(json.dumps(request).encode())
@@ -278,7 +278,7 @@ def _activate(host: SharedSetup, booted: BootState, spec: dict[str, Any], direct
 
 
 def _take_after(upper: str, layer: str) -> None:
-    """An overlay's root has the attributes of its upper, not of what is below as everything else has."""
+    """Copy the attributes of a layer's root to the upper, because an overlay's root shows the upper's own."""
     before = os.stat(layer)
     os.chown(upper, before.st_uid, before.st_gid)
     for name, value in own_attributes(layer).items():
@@ -294,12 +294,12 @@ def _clone(host: SharedSetup, booted: BootState, theirs: socket.socket) -> None:
     try:
         if base:
             # The creator of a user namespace is charged for what is used inside (inotify instances and the
-            # like). As the session's own first id, sessions do not eat each other's limits.
+            # like). Created as the session's own first id, sessions do not use up each other's limits.
             os.setresgid(base, base, 0)
             os.setresuid(base, base, 0)
         else:
-            # Until its maps are written the child's /proc entries must belong to us, not to the owner of
-            # this interpreter's memory.
+            # Until its maps are written the child's /proc entries must belong to the supervisor, not to the
+            # owner of this interpreter's memory.
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         try:
             pid, pidfd = syscalls.clone3(host.namespaces, group)
@@ -357,8 +357,8 @@ def _install_filter(program: bytes | None) -> None:
 
 
 def _map_ids(host: SharedSetup, booted: BootState) -> int:
-    """Write the child's id maps; returns a descriptor of its user namespace."""
-    # A line may not cross a line of the outer map, and rootless that one has our own id apart from the rest.
+    """Write the child's id maps; return a descriptor of its user namespace."""
+    # A line may not cross a line of the outer map, and rootless that map lists the user's own id separately.
     ids = {
         "root": f"0 {booted.base} {idrange.SIZE}",
         "subuid": f"0 0 1\n1 1 {idrange.SIZE - 1}",
@@ -414,7 +414,7 @@ def _setup(
 
 
 def _visible_groups(host: SharedSetup) -> list[list[str]]:
-    """Control group mounts for inside: a name (none for the whole of v2), a type, options."""
+    """Return the control group mounts for inside: a name (empty for all of v2), a type, options."""
     limited = {name: host.hierarchy.capabilities[name] for name in ("memory", "cpu", "pids")}
     if not any(item.usable for item in limited.values()):
         return []
@@ -424,16 +424,16 @@ def _visible_groups(host: SharedSetup) -> list[list[str]]:
 
 
 def _anchor() -> str:
-    """Any directory to attach the new root to for a moment, in the child's private mount namespace."""
+    """Return a directory to attach the new root to briefly, in the child's private mount namespace."""
     return next(path for path in ("/mnt", "/tmp", "/usr") if os.path.isdir(path))
 
 
 def _await_report(control: socket.socket) -> tuple[dict[str, str], list[int]]:
-    """What init did without, as it was allowed to, and the descriptors it sends."""
+    """Return the accepted barriers that init lacks, with reasons, and the descriptors it sends."""
     control.settimeout(30)
     data, fds = sockets.receive(control)
     control.settimeout(None)
-    report: dict[str, Any] = json.loads(data) if data else {"crash": "init ended without a word"}
+    report: dict[str, Any] = json.loads(data) if data else {"crash": "init exited without a report"}
     if "ready" in report:
         return report["ready"], fds
     for fd in fds:
@@ -454,7 +454,7 @@ def _unavailable(barrier: str, error: OSError) -> IsolationUnavailable:
 
 
 def apply_limits(host: SharedSetup, group: cgroup.SessionCgroup, spec: dict[str, Any]) -> dict[str, Any]:
-    """Enforce what can be enforced; refuse when something asked for explicitly cannot.
+    """Enforce every limit that can be enforced; refuse an explicit limit that cannot.
 
     A limit the kernel cannot enforce is ``watched`` by the supervisor (memory, disk), else ``absent``.
     """
@@ -465,7 +465,7 @@ def apply_limits(host: SharedSetup, group: cgroup.SessionCgroup, spec: dict[str,
         if value is None:
             report[part] = {"state": "unlimited"}
         elif part == "disk":
-            report[part] = {"state": "watched", "value": value, "how": "the supervisor looks now and then"}
+            report[part] = {"state": "watched", "value": value, "how": "the supervisor checks periodically"}
         elif group.capabilities[part].usable:
             if part == "pids" and not explicit:
                 value = host.share_of_processes(value)
@@ -482,12 +482,13 @@ def _without_cgroup(
 ) -> dict[str, Any]:
     why = group.capabilities[part].why
     if part == "pids":
-        # The kernel counts processes per user and user namespace. With one id that is the session.
+        # The kernel counts processes per user and user namespace. With a single id, that count is the
+        # session's.
         if host.mode == "single" or not explicit:
             state = "enforced" if host.mode == "single" else "per user"
             return {"state": state, "value": value, "how": "RLIMIT_NPROC", "per_user": value}
     elif part == "memory" and not explicit:
-        return {"state": "watched", "value": value, "how": "the supervisor looks now and then", "why": why}
+        return {"state": "watched", "value": value, "how": "the supervisor checks periodically", "why": why}
     if explicit:
-        group.limit(**{part: value})  # raises, saying why
+        group.limit(**{part: value})  # raises with the reason
     return {"state": "absent", "asked": value, "why": why}

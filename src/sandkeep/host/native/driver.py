@@ -1,4 +1,4 @@
-"""The native driver: starts the zygote, sends it specifications, finds sessions again after a restart."""
+"""The native driver: starts the zygote, sends it specifications, reconnects to sessions after a restart."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _unknown(session: str) -> NotFound:
 
 
 class NativeProcess:
-    """A `ProcessHandle`: its supervisor announces the first output and the end without being asked."""
+    """A `ProcessHandle`: the supervisor reports the first output and the end without being asked."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class NativeProcess:
         record: ProcessRecord,
         announced: ProcessFutures | None,
     ) -> None:
-        """``announced`` is ``None`` for a supervisor of an earlier version, which has to be asked."""
+        """``announced`` is ``None`` for a supervisor of an earlier version, which must be asked instead."""
         self.record = record
         self._driver = driver
         self._ref = ref
@@ -86,13 +86,13 @@ class NativeProcess:
         return await self._driver.wait_announced(self._ref, self.record.id, announced)
 
     def output(self, *, offset: int = 0, follow: bool = True) -> AsyncIterator[Item]:
-        # For one reader only: a reader that is cancelled cancels the future that it waits for.
+        # For one reader only: cancelling a reader cancels the future it waits for.
         announced, self._first = self._first, None
         return self._driver.output(self._ref, self.record.id, offset=offset, follow=follow, first=announced)
 
 
 def _retrieve(future: ResponseFuture) -> None:
-    """Keep asyncio from logging an error that nothing waited for."""
+    """Keep asyncio from logging an error that no caller waited for."""
     if not future.cancelled():
         future.exception()
 
@@ -109,9 +109,11 @@ class NativeDriver:
         pool: int = 0,
         way: Way | None = None,
     ) -> None:
-        """``pool`` is how many sessions to keep prepared, some megabytes each, so that creates are quick.
+        """Configure the driver; ``pool`` is how many sessions to keep prepared, some megabytes each.
 
-        ``way`` is how overlays are mounted, by default the newest that works here. Tests give others.
+        A larger pool makes creates quicker. ``way`` is how overlays are mounted, by default the newest that
+        works
+        here; tests give others.
         """
         self.host = host
         self.data_dir = os.path.abspath(data_dir)
@@ -122,7 +124,7 @@ class NativeDriver:
         self._forgetting: dict[SessionRef, asyncio.Future[None]] = {}
 
     async def start(self) -> None:
-        """Start the zygote, or do nothing if it runs. ``create`` calls this, in case the zygote has died."""
+        """Start the zygote unless it runs. ``create`` calls this too, in case the zygote has died."""
         if not os.path.isdir(f"{self.data_dir}/empty"):
             create_data_directory(self.data_dir)
             for name in ("sessions", "empty"):
@@ -131,14 +133,14 @@ class NativeDriver:
         await self.zygote.start()
 
     async def close(self) -> None:
-        """End the zygote. Sessions stay."""
+        """End the zygote. Sessions keep running."""
         for item in list(self._controls.values()):
             await item.close()
         self._controls.clear()
         await self.zygote.close()
 
     def spawn(self, argv: list[str], fd: int, environment: dict[str, str]) -> None:
-        """Run a program beside the zygote, in its namespaces, with ``fd`` as its descriptor 3."""
+        """Run a program as a child of the zygote, in its namespaces, with ``fd`` as its descriptor 3."""
         self.zygote.spawn(argv, fd, environment)
 
     def capabilities(self) -> Capabilities:
@@ -181,7 +183,7 @@ class NativeDriver:
         return Created(NativeState.from_json(answer["state"]), tuple(fds))
 
     def control(self, ref: SessionRef) -> control.Control:
-        """Return the connection to a session's supervisor, made when first needed, shared afterwards."""
+        """Return the connection to a session's supervisor, opened on first use and shared afterwards."""
         found = self._controls.get(ref)
         if found is None:
             found = control.Control(self._directory(ref.session), ref.generation)
@@ -189,7 +191,7 @@ class NativeDriver:
         return found
 
     def alive(self, session: str) -> bool:
-        """Whether a supervisor holds the session's lock."""
+        """Return whether a supervisor holds the session's lock."""
         try:
             fd = os.open(f"{self._directory(session)}/lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -203,7 +205,7 @@ class NativeDriver:
         return False
 
     async def sessions(self) -> list[SessionRef]:
-        """Every session that has left a directory here, running or not."""
+        """Return every session that has a directory here, running or not."""
         found = []
         for name in session_names(f"{self.data_dir}/sessions"):
             try:
@@ -219,7 +221,7 @@ class NativeDriver:
         return session_origin(self._directory(ref.session), f"{self.data_dir}/layers")
 
     async def state(self, ref: SessionRef) -> NativeState:
-        """Ask the supervisor, or read what it left. A session whose supervisor died is ``aborted``."""
+        """Ask the supervisor for the state, or read its record: ``aborted`` if the supervisor died."""
         directory = self._directory(ref.session)
         while True:
             if self.alive(ref.session):
@@ -237,14 +239,14 @@ class NativeDriver:
             given_up = self._give_up(ref)
             if given_up is not None:
                 return given_up
-            # Its supervisor lives and does not listen yet, or not any more: either takes a moment only.
+            # The supervisor lives but does not listen yet, or no longer: either takes a moment only.
             await asyncio.sleep(LAST_BREATH_SECONDS)
 
     def _give_up(self, ref: SessionRef) -> NativeState | None:
         """Record, for good, that no supervisor runs a session; return ``None`` if one does.
 
-        A supervisor that a server asked for before it died may still be starting. It looks for this record
-        once it has the lock, and goes no further.
+        A supervisor that a server requested before it died may still be starting. It checks for this record
+        once it has the lock, and exits if it finds one.
         """
         directory = self._directory(ref.session)
         try:
@@ -262,7 +264,7 @@ class NativeDriver:
                 try:
                     write_sealed(f"{directory}/state.json", state)
                 except OSError:
-                    pass  # a full disk: it is as true unwritten, and written the next time
+                    pass  # a full disk: the session is over anyway, and the next call writes the record
             return NativeState.from_json(state)
         finally:
             os.close(fd)
@@ -275,12 +277,12 @@ class NativeDriver:
             except SessionStopped:
                 state = await self.state(ref)
             except HostCannot:
-                # Its supervisor is of a version that this one cannot ask.
+                # The supervisor speaks a protocol that this version cannot use.
                 await asyncio.get_running_loop().run_in_executor(None, self._kill, ref.session)
                 state = await self.state(ref)
             if state.ended:
                 return state
-            # Its supervisor was only starting when the request was made.
+            # The supervisor was still starting when the request was made.
 
     async def wait_stopped(self, ref: SessionRef) -> NativeState:
         try:
@@ -289,7 +291,8 @@ class NativeDriver:
             return await self.state(ref)
         except HostCannot:
             pass
-        # Its supervisor is of a version that this one cannot ask. Its lock still says whether it lives.
+        # The supervisor speaks a protocol that this version cannot use. Its lock still shows whether it
+        # lives.
         while True:
             try:
                 return await self.state(ref)
@@ -308,7 +311,7 @@ class NativeDriver:
                 credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
                 supervisor = os.pidfd_open(struct.unpack("3i", credentials)[0])
         except (FileNotFoundError, ConnectionError, ProcessLookupError):
-            return  # it has ended by itself
+            return  # it ended by itself
         finally:
             os.close(fd)
         try:
@@ -326,7 +329,7 @@ class NativeDriver:
             under_way = asyncio.ensure_future(self._forget(ref))
             self._forgetting[ref] = under_way
             under_way.add_done_callback(lambda _: self._forgetting.pop(ref, None))
-        # The first caller may give up; others wait for the same task.
+        # The first caller may be cancelled; others wait for the same task.
         await asyncio.shield(under_way)
 
     async def _forget(self, ref: SessionRef) -> None:
@@ -334,7 +337,7 @@ class NativeDriver:
             raise WrongState(f"session {ref.session} is running", session=ref.session)
         found = self._controls.pop(ref, None)
         if found is not None:
-            # Requests that still wait for a response get this as one.
+            # Fail requests that still wait for a response.
             await found.close(SessionStopped(f"session {ref.session} has ended", session=ref.session))
         await asyncio.get_running_loop().run_in_executor(None, self._await_release, ref.session)
 
@@ -400,7 +403,7 @@ class NativeDriver:
         return f"{self._directory(ref.session)}/processes/{process_id}"
 
     async def process(self, ref: SessionRef, process_id: str) -> ProcessRecord:
-        """Ask the supervisor, or read what it left."""
+        """Ask the supervisor for the record, or read what it left."""
         try:
             answer = await self.control(ref).request("process.get", process=process_id)
         except SessionStopped:
@@ -428,7 +431,7 @@ class NativeDriver:
         return [ProcessRecord.from_json(self._whole(ref, body)) for body in answer["processes"]]
 
     def _whole(self, ref: SessionRef, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a record with all of its arguments, which a response leaves out where they are long."""
+        """Return a record with all of its arguments, which responses truncate when they are long."""
         if not body.get("argv_cut"):
             return body
         try:
@@ -442,7 +445,7 @@ class NativeDriver:
     async def wait_announced(
         self, ref: SessionRef, process_id: str, announced: ResponseFuture | None
     ) -> ProcessRecord:
-        """Wait for the end of a process by what its supervisor announced, or by asking it."""
+        """Wait for the end of a process, by the supervisor's announcement or by asking it."""
         try:
             answer = await (announced or self.control(ref).request("process.wait", process=process_id))
         except SessionStopped:

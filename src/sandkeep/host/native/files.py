@@ -1,4 +1,4 @@
-"""Files of a session of the native driver: typed requests to its supervisor."""
+"""Files of a session: typed requests to its supervisor."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class NativeFiles:
 
 @contextmanager
 def _since(operation: str) -> Iterator[None]:
-    """Say what to do if the supervisor is older than an operation and does not know it."""
+    """Translate the error of a supervisor that is older than ``operation`` into one with a hint."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,8 +1,8 @@
-"""Ranges of 65,536 ids, one per session under root, exclusive on the whole machine.
+"""Ranges of 65,536 ids, one per session of root, exclusive on the whole machine.
 
-A range is taken by locking its file below ``/run``; the lock goes with the supervisor that holds it, so a
-crash frees the range and no bookkeeping can disagree with reality. The ranges lie above those that login
-users, subordinate ids and other container managers are given.
+A supervisor takes a range by locking its file below ``/run``; the kernel drops the lock when the supervisor
+ends, so a crash frees the range and no bookkeeping can disagree with reality. The ranges lie above those that
+login users, subordinate ids and other container managers are given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIRECTORY: Final = "/run/sandkeep/ids"
 
 
 def take(hint: int) -> tuple[int, int]:
-    """Lock a free range, starting the search at ``hint``. Returns its first id and the descriptor to keep."""
+    """Lock a free range, starting the search at ``hint``. Return its first id and the descriptor to keep."""
     os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
     for step in range(COUNT):
         number = (hint + step) % COUNT

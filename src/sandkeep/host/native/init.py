@@ -2,16 +2,16 @@
 
 It runs from the host's interpreter inside the sandbox, so it imports everything before the root is switched,
 is not dumpable, holds three descriptors besides /dev/null, and never touches the data of the processes it
-starts: pipes are made by the supervisor and handed through.
+starts: the supervisor creates their pipes and passes them on.
 
 Messages on the control socket are JSON objects, one per packet; a message too long for a packet travels in a
 memory file. From the supervisor: ``exec``, ``signal``, ``signaltree``, ``freeze``, ``thaw``. To it:
 ``started``/``failed`` and ``frozen`` answers, ``exit`` events. When the supervisor dies the socket closes,
-init exits, and the kernel kills all that is left.
+init exits, and the kernel kills all other processes of the session.
 
 Every process is spawned in a UTS namespace of its own, with the same host name. Its descendants inherit it
 even if they change their session, group or parent, and no other process of the sandbox may make or enter one.
-So the namespace says whose descendant a process is, which parent links do not once a parent is gone.
+So the namespace identifies the descendants of a process, which parent links do not once a parent is gone.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _STOPPED: Final = (b"T", b"t")
 _IO_SECONDS: Final = 0.1
 _STILL_SECONDS: Final = 2.0
 _LOOKS: Final = 20
-"""So often we look for descendants that were forked while we looked, before we stop everything to see all."""
+"""How many scans look for descendants forked during a scan, before init stops everything to find them all."""
 _VICTIM: Final = b"500"
-"""Raised oom_score_adj of everything spawned: init is the last one the kernel should choose."""
+"""Raised oom_score_adj of every spawned process, so that the kernel kills init last."""
 
 
 class StepFailed(Exception):
-    """A request that could not be carried out: at which step, and why."""
+    """A request that failed: at which step, and with which errno."""
 
     def __init__(self, step: str, number: int) -> None:
         super().__init__(step)
@@ -62,7 +62,7 @@ class Init:
         self._children: dict[int, str] = {}
         self._shims: dict[int, Shim] = {}
         self._marks: dict[str, Mark] = {}
-        """By request, of processes that run or for whose descendants a signal is to come."""
+        """By request, of processes that run or whose descendants will be signalled later."""
         self._stopped_before: set[int] | None = None
         self._put_off: list[tuple[dict[str, Any], list[int]]] = []
         self._wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -122,7 +122,7 @@ class Init:
                     (os.POSIX_SPAWN_DUP2, 0, 2),
                 ]
             else:
-                # Without input the child keeps our own descriptor 0, which is /dev/null.
+                # Without input the child keeps init's own descriptor 0, which is /dev/null.
                 first = 3 - len(fds)
                 actions = [(os.POSIX_SPAWN_DUP2, fd, first + place) for place, fd in enumerate(fds)]
             self._mark(request["id"], limited=request["kill_after_ms"] is not None)
@@ -147,7 +147,7 @@ class Init:
                 os.close(master)
 
     def _spawn(self, request: dict[str, Any], actions: list[tuple[Any, ...]]) -> int:
-        """Spawn as the requested user. Saved ids stay 0, so the way back is open; exec closes it."""
+        """Spawn as the requested user. Saved ids stay 0, so init can switch back; exec resets them."""
         uid, gid = request["uid"], request["gid"]
         try:
             if self._switch_ids:
@@ -168,10 +168,10 @@ class Init:
                     setsigdef=_DEFAULT_SIGNALS,
                 )
             except OSError as error:
-                # The kernel says "no such file" for a missing interpreter too.
+                # The kernel reports "no such file" for a missing interpreter too.
                 step = "interpreter" if error.errno == errno.ENOENT and os.path.exists(path) else "exec"
                 raise StepFailed(step, error.errno or errno.EINVAL) from error
-            except ValueError as error:  # a NUL byte, or text that no byte string stands for
+            except ValueError as error:  # a NUL byte, or text that cannot be encoded
                 raise StepFailed("exec", errno.EINVAL) from error
         finally:
             os.chdir("/")
@@ -181,7 +181,7 @@ class Init:
                 os.setgroups([])
 
     def _signal(self, pid: int, number: int, *, only: bool) -> None:
-        """A process group (``only`` one process), or with pid -1 everything but ourselves."""
+        """Signal a process group (with ``only``, one process), or with pid -1 everything but init."""
         try:
             os.kill(pid if only or pid < 0 else -pid, number)
         except ProcessLookupError:
@@ -192,9 +192,9 @@ class Init:
         self._control.send(json.dumps({"frozen": still}).encode())
 
     def _stand_still(self, seconds: float) -> bool:
-        """Stop everything but ourselves by signal; whether it stood still in time.
+        """Stop everything but init by signal; return whether every thread stopped in time.
 
-        A signal is only sent, never there at once: until a look finds every thread stopped, some still run.
+        Signals take effect later than they are sent: until a scan finds every thread stopped, some still run.
         """
         if self._stopped_before is None:
             self._stopped_before = {pid for pid, state, _ in _tasks() if state == b"T"}
@@ -208,7 +208,7 @@ class Init:
             time.sleep(0.001)
 
     def _go_on(self) -> None:
-        """Go on with everything, except what the session had stopped itself."""
+        """Continue everything, except processes that the session itself had stopped."""
         before, self._stopped_before = self._stopped_before or set(), None
         for pid in {pid for pid, _, _ in _tasks()} - before:
             self._signal(pid, signal.SIGCONT, only=True)
@@ -237,8 +237,8 @@ class Init:
     def _signal_tree(self, request: str, number: int, *, to_come: bool | None = None) -> None:
         """Signal a process and every descendant, each once.
 
-        ``to_come``: another signal will follow, also if the process itself has ended by then, or none will;
-        ``None`` changes nothing about that.
+        ``to_come``: whether another signal will follow, even if the process itself has ended by then;
+        ``None`` leaves that as it is.
         """
         self._reap()  # so that the pid of a process that has just ended is not signalled
         mark = self._marks.get(request)
@@ -253,7 +253,7 @@ class Init:
             fresh = self._marked(mark.number) - sent
             if not fresh:
                 return
-            # The oldest first: a shell that outlives its command would go on, or end with the command's code.
+            # Oldest first: a shell that outlives its command would continue, or end with the command's code.
             for pid, _ in sorted(fresh, key=_age):
                 self._signal(pid, number, only=True)
             sent |= fresh
@@ -261,7 +261,7 @@ class Init:
             self._kill_at_once(mark.number)
 
     def _kill_at_once(self, number: int) -> None:
-        """They fork faster than we look. Stop everything for a moment: what is stopped cannot fork."""
+        """Stop everything, then kill: processes that fork faster than init scans cannot while stopped."""
         checkpoint = self._stopped_before is not None
         self._stand_still(_STILL_SECONDS)
         for pid, _ in self._marked(number):
@@ -270,9 +270,9 @@ class Init:
             self._go_on()
 
     def _marked(self, number: int) -> set[tuple[int, bytes]]:
-        """Living processes of a namespace, and what descends from them, each with the time it began.
+        """Return living processes of a namespace and their descendants, each with its start time.
 
-        Parent links are for programs that may be run and not read: the kernel does not tell where they are.
+        Parent links find programs that may be run but not read: the kernel hides the namespace of those.
         """
         family, began = _family()
         pending = [pid for pid in began if pid != 1 and pid not in self._shims and _namespace(pid) == number]
@@ -304,7 +304,8 @@ class Init:
             if pid in self._shims:
                 shim = self._shims.pop(pid)
                 if os.WIFSIGNALED(status):
-                    # A process of the sandbox killed it, so the end of its command would not be reported.
+                    # A process of the sandbox killed the shim, so the end of its command would not be
+                    # reported.
                     self._signal_tree(shim.request, signal.SIGKILL)
                 self._hear_shim(shim)
                 shim.close()
@@ -312,7 +313,7 @@ class Init:
                 self._report(self._children.pop(pid), pid, status, usage.ru_utime + usage.ru_stime)
 
     def _hear_shim(self, shim: Shim | None) -> None:
-        """The command behind a shim has ended, or the shim died and took the news with it."""
+        """Report the end of the command behind a shim, also if the shim died without reporting it."""
         if shim is None or shim.reported:
             return
         shim.reported = True
@@ -331,15 +332,15 @@ class Init:
 
 
 class Mark:
-    """The number of the UTS namespace that a process and its descendants are in."""
+    """The number of the UTS namespace of a process and its descendants."""
 
     __slots__ = ("ended", "limited", "number")
 
     def __init__(self, number: int, limited: bool) -> None:
         self.number = number
         self.limited = limited
-        """A signal is to come, at a time limit or after a grace period: for descendants also after the end of
-        the process itself."""
+        """Whether a signal will follow, at a time limit or after a grace period: descendants get it even if
+        the process itself has ended."""
         self.ended = False
 
 
@@ -377,7 +378,7 @@ class Shim:
                 _write_line(report, {"failed": refusal.step, "errno": refusal.number})
                 os._exit(1)
             _write_line(report, {"started": main})
-            # Only the report pipe: holding the command's own pipes open would hide its end of file.
+            # Keep only the report pipe: holding the command's own pipes open would hide its end of file.
             for fd in os.listdir("/proc/self/fd"):
                 if int(fd) > 2 and int(fd) != report:
                     try:
@@ -395,7 +396,7 @@ class Shim:
 
 
 def _family() -> tuple[dict[int, list[int]], dict[int, bytes]]:
-    """Living children of every process, and when each living process began."""
+    """Return the living children of every process, and the start time of each living process."""
     children: dict[int, list[int]] = {}
     began: dict[int, bytes] = {}
     for name in os.listdir("/proc"):
@@ -409,13 +410,13 @@ def _family() -> tuple[dict[int, list[int]], dict[int, bytes]]:
 
 
 def _age(process: tuple[int, bytes]) -> tuple[int, int]:
-    """Sorts a process and when it began behind those that began earlier."""
+    """Return the sort key of a process: those that started earlier come first."""
     pid, began = process
     return int(began or 0), pid
 
 
 def _namespace(pid: int | str) -> int:
-    """The number of a process's UTS namespace; 0 if it is gone or must not be looked at."""
+    """Return the number of a process's UTS namespace; 0 if it is gone or may not be read."""
     try:
         return os.stat(f"/proc/{pid}/ns/uts").st_ino
     except OSError:
@@ -423,7 +424,7 @@ def _namespace(pid: int | str) -> int:
 
 
 def _tasks() -> list[tuple[int, bytes, int]]:
-    """Every living thread but our own: process, state, parent process."""
+    """Return every living thread but init's own: process, state, parent process."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or name == "1":
@@ -440,10 +441,10 @@ def _tasks() -> list[tuple[int, bytes, int]]:
 
 
 def _moving(tasks: list[tuple[int, bytes, int]], *, trust_sleepers: bool) -> bool:
-    """Whether a thread may still do something before it notices that it is stopped.
+    """Return whether a thread may still do something before it notices that it is stopped.
 
-    One that waits uninterruptibly is likely in the middle of I/O, which ends. The exception is ``vfork``: it
-    lasts until the child, stopped too, has run its program.
+    A thread that waits uninterruptibly is likely in the middle of I/O, which ends. The exception is
+    ``vfork``: it lasts until the child, stopped too, has run its program.
     """
     waits_for_child = {parent for _, state, parent in tasks if state in _STOPPED} if trust_sleepers else set()
     return any(
@@ -452,7 +453,7 @@ def _moving(tasks: list[tuple[int, bytes, int]], *, trust_sleepers: bool) -> boo
 
 
 def _state(directory: str) -> tuple[bytes, int, bytes]:
-    """State, parent and start time of a process or thread, by its directory in /proc."""
+    """Return state, parent and start time of a process or thread, given its directory in /proc."""
     try:
         with open(f"{directory}/stat", "rb") as handle:
             fields = handle.read().rsplit(b")", 1)[1].split()
@@ -462,7 +463,7 @@ def _state(directory: str) -> tuple[bytes, int, bytes]:
 
 
 def _open_terminal(size: list[int], owner: int) -> tuple[int, str]:
-    """A new pseudo-terminal: its master, and the path of its other end for the child to open after setsid."""
+    """Open a pseudo-terminal; return its master, and the path that the child opens after setsid."""
     try:
         master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
@@ -491,7 +492,7 @@ def _enter_directory(path: str) -> None:
 
 
 def _find(command: str, search: str) -> str:
-    """The file a command names, looked up as the shell does in the request's own PATH."""
+    """Return the file of a command, looked up as the shell does, in the request's own PATH."""
     try:
         os.fsencode(command + search)
     except ValueError as error:

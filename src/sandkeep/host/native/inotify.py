@@ -1,9 +1,9 @@
-"""How much of inotify sessions may take.
+"""Limit how many inotify instances and watches sessions may use.
 
-The kernel counts instances and watches of each user, and a user namespace may have a lower limit for each of
-its users, the one who made namespaces inside being charged for those. Under root each session has ids of its
-own and with them a count of its own. Without root all counts are parts of that of the user who runs sandkeep,
-whose other programs need some, too.
+The kernel counts instances and watches per user, and a user namespace may set a lower limit for each of its
+users; what nested namespaces use is charged to the user who created them. Under root each session has ids of
+its own and so a count of its own. Without root all counts are part of the count of the user who runs
+sandkeep, whose other programs need some, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _KINDS: Final = ("instances", "watches")
 
 
 def allowed() -> dict[str, int]:
-    """What this user may have here: the machine's limit, or a lower one of this user namespace."""
+    """Return this user's limits: the machine's, or a lower one of this user namespace."""
     found: dict[str, int] = {}
     for kind in _KINDS:
         values = [_read(f"/proc/sys/{name}") for name in (f"fs/inotify/max_user_{kind}", name_of(kind))]
@@ -34,7 +34,7 @@ def name_of(kind: str) -> str:
 
 
 def bound(limits: dict[str, int], proc: str = "/proc") -> None:
-    """Set limits of this process's user namespace. Kernels without inotify have nothing to limit."""
+    """Set limits of this process's user namespace. Kernels without inotify have no such limits."""
     for kind, value in limits.items():
         with suppress(FileNotFoundError):
             fd = os.open(f"{proc}/sys/{name_of(kind)}", os.O_WRONLY | os.O_CLOEXEC)

@@ -1,11 +1,11 @@
-"""The first moments of init: from a bare clone to an isolated PID 1.
+"""Turn a bare clone into an isolated PID 1: the first steps of init.
 
 Runs in the child of ``clone3``, in its new namespaces, before anything of the sandbox has run. The order is
 forced by the kernel: proc and sysfs can only be mounted while the host's are still visible, masks before the
 root is switched, the bounding set and the filter last because they take away what the steps before need.
 
-Every step names the barrier it builds. When one fails the name travels back, so that the caller can say what
-exactly this machine refused.
+Every step names the barrier it builds. When a step fails, init reports that name, so that the caller can say
+exactly what this machine refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sandkeep.linux.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_
 
 CAPABILITIES: Final = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)
 """chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service net_raw sys_chroot mknod
-audit_write setfcap: what package managers and servers need, all of it worth nothing outside the namespace."""
+audit_write setfcap: what package managers and servers need, none of it effective outside the namespace."""
 
 DEVICES: Final = (
     ("null", 1, 3),
@@ -53,11 +53,11 @@ _SOCKET_MEMORY: Final = (
 """Least, usual and most bytes that one connection has buffered in each direction. All connections end on
 this machine, so a mebibyte is plenty; with the kernel's defaults some hundred of them hold gigabytes."""
 MOST_OPEN_FILES: Final = 8192
-"""Open files of one process. A queue that the kernel charges to no control group needs a descriptor."""
+"""Open files of one process: this bounds the queues, one per descriptor, that no control group counts."""
 
 
 class BarrierError(Exception):
-    """A barrier could not be built: which one, and what the kernel said."""
+    """A barrier that could not be built: its name, and the kernel's error."""
 
     def __init__(self, barrier: str, error: OSError) -> None:
         super().__init__(f"{barrier}: {error}")
@@ -66,7 +66,7 @@ class BarrierError(Exception):
 
 
 class SetupSteps:
-    """Runs set-up steps by barrier name and remembers those the operator agreed to do without."""
+    """Runs set-up steps by barrier name; records failures that the operator agreed to accept."""
 
     def __init__(self, accepted: frozenset[str]) -> None:
         self._accepted = accepted
@@ -83,14 +83,14 @@ class SetupSteps:
 
 
 def prepare(request: dict[str, Any]) -> tuple[dict[str, str], list[int]]:
-    """What needs no root filesystem: identity, namespaces, network, capabilities.
+    """Set up everything that needs no root filesystem: identity, namespaces, network, capabilities.
 
     Returns the accepted barriers that are absent, with reasons, and the listeners all traffic is steered to.
     Capabilities go from the bounding set only, so the mounts that follow are still possible.
     """
     steps = SetupSteps(frozenset(request["accept"]))
     steps.run("id-range", _become_root, request["switch_ids"])
-    # Not private: a prepared session may wait for long, and what the host unmounts would stay busy.
+    # Not private: a prepared session may wait for long, and would keep mounts that the host unmounts alive.
     steps.run("mount-namespace", syscalls.mount, None, "/", None, MS_REC | syscalls.MS_SLAVE)
     steps.run("cgroup-namespace", syscalls.unshare, syscalls.CLONE_NEWCGROUP)
     steps.run("network-namespace", netlink.loopback_up)
@@ -100,7 +100,7 @@ def prepare(request: dict[str, Any]) -> tuple[dict[str, str], list[int]]:
 
 
 def enter_rootfs(setup: dict[str, Any], fds: list[int]) -> dict[str, str]:
-    """Move into the session's root filesystem. Returns the accepted barriers that are absent, with reasons.
+    """Enter the session's root filesystem. Return the accepted barriers that are absent, with reasons.
 
     ``fds`` are, in the order ``setup`` lists them: one mount per slot, one per bind, the device tree if any.
     """
@@ -150,7 +150,7 @@ def _attach_root(mount_fd: int, anchor: str) -> None:
 
 
 def _require_directory(path: str) -> None:
-    """A place to mount on: a real directory, made when missing. A link could lead out of the new root."""
+    """Require a real directory to mount on; make it when missing. A link could lead out of the new root."""
     try:
         os.close(_open_place(path))
     except FileNotFoundError:
@@ -178,12 +178,12 @@ def _attach(mount_fd: int, path: str, make: bool = False) -> None:
 
 
 def _bind_devices() -> None:
-    """Devices without the right to make any: read-only bind mounts of the host's, on a private tmpfs."""
+    """Bind the host's devices, read-only, on a private tmpfs, where mknod is not permitted."""
     syscalls.mount("tmpfs", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k")
     for name, _, _ in DEVICES:
         os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_CLOEXEC, 0o666))
         syscalls.mount(f"/dev/{name}", f"dev/{name}", None, MS_BIND)
-        # Devices can be written to nevertheless; their times and modes are the host's.
+        # Devices stay writable; the read-only mount protects the host's times and modes.
         syscalls.mount_setattr(syscalls.AT_FDCWD, f"dev/{name}", 0, attr_set=syscalls.MOUNT_ATTR_RDONLY)
     for name in DEVICE_DIRECTORIES:
         os.mkdir(f"dev/{name}")
@@ -201,7 +201,7 @@ def _mount_terminals_and_memory(shm_bytes: int, gid_tty: int) -> None:
 
 
 def _show_cgroups(groups: list[list[str]]) -> None:
-    """The session's own control groups, read-only, for runtimes that size themselves by their limits.
+    """Mount the session's own control groups, read-only, for runtimes that size themselves by their limits.
 
     A convenience, not a barrier: where the kernel refuses, programs see the machine's totals.
     """
@@ -220,7 +220,7 @@ def _show_cgroups(groups: list[list[str]]) -> None:
 
 
 def _forbid_nested_namespaces() -> None:
-    # Holds even where the filter is absent.
+    # This holds even where the filter is absent.
     _set("proc/sys/user/max_user_namespaces", b"0")
 
 
@@ -239,7 +239,7 @@ def _set(path: str, value: bytes) -> None:
 
 
 def _bound_open_files() -> None:
-    # Of every process to come: what raises a hard limit is a capability of the host's.
+    # Inherited by every later process: raising a hard limit needs a capability in the host's namespace.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, most) if soft >= 0 else most, most))
@@ -257,13 +257,13 @@ def _mask() -> None:
 
 
 def _hide_files() -> None:
-    """Bind an empty file of the session's own over each: what is visible inside can be locked and watched."""
+    """Bind an empty file of the session's own over each: a visible host file could be locked and watched."""
     stage = "dev"
     syscalls.mount("tmpfs", stage, "tmpfs", _QUIET, "size=4k,mode=755")
     try:
         empty = f"{stage}/empty"
         os.close(os.open(empty, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
-        # Binds take over that they are read-only.
+        # A bind copies the read-only flag of its source.
         syscalls.mount_setattr(syscalls.AT_FDCWD, stage, 0, attr_set=syscalls.MOUNT_ATTR_RDONLY)
         for path in _HIDDEN_FILES:
             if os.path.exists(path):
@@ -279,7 +279,7 @@ def _switch_root() -> None:
 
 
 def _leave_null_of_host() -> None:
-    """Turn to the session's own /dev/null: processes inherit ours for their input."""
+    """Reopen /dev/null as the session's own: processes inherit init's descriptor as their input."""
     null = os.open("/dev/null", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         if os.fstat(null).st_rdev != os.makedev(1, 3):
@@ -293,12 +293,12 @@ def _leave_null_of_host() -> None:
 
 def _drop_bounding_set() -> None:
     # From the bounding set only: init keeps its permitted set, which it needs to switch users. Processes it
-    # starts as root get exactly this set, those of other users nothing.
+    # starts as root get exactly this set, those of other users get none.
     capabilities.drop_bounding_set(keep=CAPABILITIES)
 
 
 def scrub(control: socket.socket) -> socket.socket:
-    """Leave this process with /dev/null thrice and the control socket as descriptor 3, nothing else."""
+    """Close every descriptor except /dev/null as 0 to 2 and the control socket as 3."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for target in (0, 1, 2):
         os.dup2(null, target)

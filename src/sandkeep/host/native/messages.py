@@ -14,11 +14,11 @@ from sandkeep.shared import protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeState(SessionState):
-    """A session's state, with what only this driver has."""
+    """A session's state, with the fields that only this driver has."""
 
     supervisor_pid: int = 0
     init_pid: int = 0
-    """Process ids, 0 for a session that never got that far."""
+    """Process ids; 0 for a session that did not get that far."""
     cgroup: Mapping[str, list[Any]] = field(default_factory=dict)
     """Fields of `sandkeep.linux.cgroup.GroupPlace`, by resource."""
 
@@ -71,13 +71,13 @@ def process_json(spec: ProcessSpec) -> dict[str, Any]:
         "rlimits": dict(spec.rlimits),
         "log_cap_bytes": spec.log_cap_bytes,
     }
-    # Fields of protocol 3 are absent unless they say something, so that earlier supervisors can be used.
+    # Fields of protocol 3 are left out unless set, so that earlier supervisors accept the request.
     recent = {"stderr": spec.stderr, "grace_ms": spec.grace_ms}
     return body | {name: value for name, value in recent.items() if value is not None}
 
 
 _RECENT: Final = {"stderr": "standard error in the pipe of standard output", "grace_ms": "a grace period"}
-"""What supervisors of earlier protocols would ignore, by its field of a ``process.start`` request."""
+"""Features that supervisors of earlier protocols would ignore, by field of a ``process.start`` request."""
 
 
 def check_for_earlier(session_id: str, body: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ def check_for_earlier(session_id: str, body: dict[str, Any]) -> None:
     if len(variables) < len(body["env"]):
         lacking.append("the removal of variables")
     room = protocol.SHORT_JSON - protocol.HEADER.size
-    # Encoding is slow; a character becomes at most six.
+    # Encoding is slow; a character takes at most six bytes.
     long = sum(map(len, (*body["argv"], *body["env"], *variables))) > room // 8
     if long and len(protocol.encode(body)) > room:
         lacking.append("as many arguments")

@@ -1,4 +1,4 @@
-"""The ids of sessions: from real root, from a range of subordinate ids, or the user's single id."""
+"""Where sessions get their ids: from real root, from a range of subordinate ids, or the user's single id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUBORDINATE: Final = 65_535
 
 
 def choose_mode() -> Mode:
-    """Real root, else a subordinate id range if this user has one, else the single id everyone has."""
+    """Return root for uid 0, else subuid if this user has a subordinate range, else single."""
     if os.geteuid() == 0:
         return "root"
     if shutil.which("newuidmap") and shutil.which("newgidmap") and subordinate_ids() is not None:
@@ -27,13 +27,13 @@ def choose_mode() -> Mode:
 
 
 def subordinate_ids() -> tuple[int, int] | None:
-    """The first subordinate uid and gid of this user, when both ranges are large enough."""
+    """Return the first subordinate uid and gid of this user, when both ranges are large enough."""
     uids, gids = (range_in(path) for path in SUBORDINATE_FILES)
     return None if uids is None or gids is None else (uids.start, gids.start)
 
 
 def own_name() -> str:
-    """What those files may call this user, besides its number."""
+    """Return the user's name, which those files may use in place of its number."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -41,7 +41,7 @@ def own_name() -> str:
 
 
 def range_in(path: str) -> range | None:
-    """The first range there for this user that is large enough."""
+    """Return the first range in ``path`` for this user that is large enough."""
     names = {str(os.getuid()), own_name()}
     try:
         with open(path, encoding="utf-8") as handle:
@@ -55,7 +55,7 @@ def range_in(path: str) -> range | None:
 
 
 def map_ids(pid: int) -> None:
-    """Give a process that has a user namespace of its own this user's id and subordinate ranges in it."""
+    """Map this user's id and subordinate ranges into the user namespace of a process."""
     ranges = subordinate_ids()
     if ranges is None:
         raise IsolationUnavailable(

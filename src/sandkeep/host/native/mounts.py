@@ -1,8 +1,8 @@
-"""Mounts made from outside: the overlay slots, the device tree, binds.
+"""Mounts made outside the session: the overlay slots, the device tree, binds.
 
-Everything handed to init is a detached mount, by descriptor: no path of the host shows inside, and nothing
-has to be cleaned up. Under root it is idmapped to the session. In a user namespace id mapping is not
-available and not needed, because ids on disk are already the namespace's own.
+Init gets only detached mounts, by descriptor: no path of the host shows inside, and nothing has to be cleaned
+up. Under root they are idmapped to the session. In a user namespace id mapping is not available and not
+needed, because ids on disk are already the namespace's own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sandkeep.linux.syscalls import (
 )
 
 _FEW: Final = 16
-"""Blocks or files left with which a disk is full, as far as a new overlay is concerned."""
+"""A disk with fewer free blocks or files counts as full when an overlay is mounted."""
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class SlotPlan(NamedTuple):
-    """One overlay of a session. Lowers are topmost first, each with whether it is in the data directory."""
+    """One overlay of a session. Each lower comes with whether it is in the data directory; topmost first."""
 
     lowers: list[tuple[str, bool]]
     upper: str
@@ -43,9 +43,9 @@ class SlotPlan(NamedTuple):
 
 
 def device_tree(owner: int) -> int:
-    """A detached, read-only /dev of one session, with the usual nodes, made by root.
+    """Return a detached, read-only /dev for one session, with the usual nodes, made by root.
 
-    One for each: on nodes that sessions shared, they could take locks and watch each other.
+    Each session has its own: on shared nodes, sessions could take locks and watch each other.
     """
     context = syscalls.fsopen("tmpfs")
     try:
@@ -78,7 +78,7 @@ def _own_everything(tree: int, owner: int) -> None:
 
 
 def clone_idmapped(source_fd: int, userns: int, attributes: int = 0) -> int:
-    """A detached clone of what a descriptor shows, with ids as the user namespace maps them."""
+    """Return a detached clone of a descriptor's mount, with ids as the user namespace maps them."""
     tree = syscalls.open_tree(b"", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH, source_fd)
     try:
         syscalls.mount_setattr(tree, attr_set=MOUNT_ATTR_IDMAP | attributes, userns_fd=userns)
@@ -91,7 +91,7 @@ def clone_idmapped(source_fd: int, userns: int, attributes: int = 0) -> int:
 class Builder:
     """Builds the mounts of one session. ``userns`` is the namespace to map ids to, or -1 for none.
 
-    ``anchor`` is a directory of the session's own, to attach overlays to that are mounted by names.
+    ``anchor`` is a directory of the session's own; overlays that are mounted by path are attached to it.
     """
 
     def __init__(self, data_dir: str, *, userns: int, base: int, way: Way, anchor: str) -> None:
@@ -111,9 +111,9 @@ class Builder:
     def overlays(
         self, slots: list[SlotPlan], made: list[int], *, flavour: str, shown: Sequence[str] = ()
     ) -> None:
-        """Mount every slot, then every directory of the host that is ``shown``.
+        """Mount every slot, then every host directory in ``shown``.
 
-        The detached overlays are added to ``made`` one by one and are the caller's.
+        The detached overlays are appended to ``made`` one by one; the caller closes them.
         """
 
         def build() -> None:
@@ -125,7 +125,7 @@ class Builder:
         self._where_layers_are(build)
 
     def trial(self, lowers: list[str], *, flavour: str) -> None:
-        """Mount and forget a read-only overlay: does this way work here?"""
+        """Mount and drop a read-only overlay, to test whether this way works here."""
 
         def build() -> None:
             stack = Stack([self._below_store(path) for path in lowers], _options(flavour))
@@ -146,7 +146,7 @@ class Builder:
         return fd
 
     def _attached(self, tree: int) -> int:
-        """By names, layers must be on mounts attached where we are; they are stacked on the anchor."""
+        """Attach a tree to the anchor: to be mounted by path, layers must be on attached mounts."""
         if self._way == "names":
             syscalls.move_mount(tree, self._anchor)
         return tree
@@ -201,8 +201,8 @@ class Builder:
 
     @contextmanager
     def _session_root(self) -> Iterator[None]:
-        # An overlay works with the credentials of the moment it is mounted. They must be mapped in the
-        # idmapped layers, or the kernel cannot make its work directory and silently mounts read-only.
+        # An overlay uses the credentials of the process that mounts it. They must be mapped in the idmapped
+        # layers, or the kernel cannot make its work directory and silently mounts read-only.
         syscalls.setfsgid(self._base)
         syscalls.setfsuid(self._base)
         try:
@@ -212,7 +212,7 @@ class Builder:
             syscalls.setfsgid(0)
 
     def _shown(self, path: str, flavour: str) -> int:
-        """A directory of the host, read-only. As an overlay, whose files are no files of the host to lock."""
+        """Mount a host directory read-only, as an overlay, so that its files cannot be locked from inside."""
         lowers = [self._host_directory(path), self._below_store(f"{self._data_dir}/empty")]
         attributes = MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID | MOUNT_ATTR_RDONLY
         stack = Stack(lowers, _options(flavour), attributes=attributes)
@@ -221,13 +221,13 @@ class Builder:
 
 
 def _why_read_only(work: int) -> OSError:
-    """The kernel mounts an overlay read-only, without an error, if it cannot write to its work directory."""
+    """Explain a read-only overlay: the kernel reports no error if it cannot write to the work directory."""
     try:
         os.mkdir("tried", dir_fd=work)
         os.rmdir("tried", dir_fd=work)
     except OSError as error:
         return OSError(error.errno, f"the work directory of the overlay: {error.strerror}")
-    # The kernel makes more than one file there: the last one may have been too many.
+    # The kernel creates several files there: there may have been room for all but the last.
     disk = os.fstatvfs(work)
     if disk.f_bfree < _FEW or (disk.f_files and disk.f_ffree < _FEW):
         return OSError(errno.ENOSPC, f"the work directory of the overlay: {os.strerror(errno.ENOSPC)}")

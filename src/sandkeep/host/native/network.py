@@ -1,4 +1,4 @@
-"""Get the descriptors of a session's network from its supervisor.
+"""Fetch the descriptors of a session's network from its supervisor.
 
 Blocking, and over a connection of its own rather than over `sandkeep.host.channel`: an asyncio transport
 loses descriptors. The frames are those of `sandkeep.shared.protocol`. The supervisor responds at once, so
@@ -39,7 +39,7 @@ def get_listeners(directory: str, *, generation: int) -> list[int]:
         except TimeoutError:
             raise TransportError("the supervisor did not answer network.listeners") from None
         except ConnectionError:
-            raise gone(directory) from None  # it ended before or while it answered
+            raise gone(directory) from None  # it ended before or while it responded
     try:
         frames = protocol.FrameDecoder().feed(data)
         if not frames:

@@ -1,14 +1,14 @@
-"""A control group of its own for the zygote and every session, asked of systemd.
+"""Ask systemd for a scope: a control group of its own for the zygote and every session.
 
-The group of the service or login session that started us is not a place for sessions: systemd starts a
+The group of the service or login session that started the server does not suit sessions: systemd starts a
 service's next main process in the service's own group, which the kernel refuses while that group passes
 controllers on, and an ordinary user's login session is not delegated at all. So the zygote is moved into a
 transient, delegated scope, one per zygote, and everything it forks is in there too. systemd keeps the scope
-as long as a process lives in it and removes it, groups and all, with the last one. The server stays where
-it is.
+as long as a process lives in it and removes it, groups and all, with the last one. The server stays in its
+group.
 
-``busctl``, which comes with systemd, speaks D-Bus for us. Root asks the system's manager; other users ask
-their own, which has PID 1 move processes that it may not move itself.
+``busctl``, which comes with systemd, speaks D-Bus. Root asks the system's manager; other users ask their own,
+which has PID 1 move processes that it may not move itself.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Property = tuple[str, str, str]
 
 
 class SystemdScope(NamedTuple):
-    """Result of asking systemd for a scope. Without ``unit`` and ``why``: no systemd with cgroup v2."""
+    """Result of asking systemd for a scope. Without systemd on cgroup v2 ``unit`` and ``why`` are empty."""
 
     unit: str = ""
     why: str = ""
-    """Why systemd, which runs this machine, made no scope."""
+    """Why systemd, although it runs this machine, made no scope."""
     fix: str = ""
 
 
@@ -57,12 +57,12 @@ class _Refused(Exception):
 
 
 def prefix(group: str) -> str:
-    """What the names of all scopes of one data directory begin with."""
+    """Return what the names of all scopes of one data directory begin with."""
     return f"{group}-"
 
 
 def enter(pid: int, group: str) -> SystemdScope:
-    """Have systemd move a child of ours into a new scope whose name begins with ``group``."""
+    """Have systemd move a child of this process into a new scope whose name begins with ``group``."""
     if not os.path.exists(_CONTROLLERS):
         return SystemdScope()
     if not units.path_in(units.FIRST) and os.path.isdir(_SYSTEMD_RUNS):
@@ -90,7 +90,7 @@ class _Bus:
             raise _Refused(
                 "busctl, which asks systemd for a scope, is not installed", "install busctl (systemd)"
             )
-        # No user can answer an authorisation prompt of this process.
+        # No user is there to answer an authorisation prompt of this process.
         options = ["--allow-interactive-authorization=no", f"--timeout={_SECONDS:.0f}"]
         self._environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
         if self._user is None:
@@ -109,7 +109,7 @@ class _Bus:
             raise _Refused(f"systemd cannot be asked for a scope: {whose} has no bus ({socket})", self._fix)
 
     def _call(self, method: str, *arguments: str) -> str:
-        """Why the call failed; empty when it did not."""
+        """Return why the call failed; empty when it succeeded."""
         try:
             done = subprocess.run(
                 [*self._command, method, *arguments],
@@ -149,10 +149,10 @@ class _Bus:
             raise _Refused(f"systemd gave no scope: {failure}", self._fix)
 
     def await_move(self, name: str, pid: int) -> None:
-        """Wait for what ``start_scope`` has only begun."""
+        """Wait until systemd has moved the process, which ``start_scope`` only requests."""
         deadline = time.monotonic() + _SECONDS
         while not units.path_in(f"/proc/{pid}/cgroup").endswith(f"/{name}"):
-            # Its start fails where the process may not be moved, and systemd then unloads the unit.
+            # The start fails where the process may not be moved, and systemd then unloads the unit.
             gone = self._call("GetUnit", "s", name)
             if gone or time.monotonic() > deadline:
                 raise _Refused(f"systemd made {name} but put no process into it", "see 'journalctl -e'")
@@ -160,9 +160,9 @@ class _Bus:
 
 
 def inherited(group: str) -> list[Property]:
-    """Limits on memory and CPU that the owner of the machine set on the unit we are in.
+    """Return limits on memory and CPU that the machine's owner set on this process's unit.
 
-    Not the one on tasks: every unit has that by default, and it would be shared by all sessions.
+    The limit on tasks is left out: every unit has one by default, and all sessions would share it.
     """
     found: list[Property] = []
     for file, name in _INHERITED.items():

@@ -1,4 +1,4 @@
-"""Script the zygote process runs: find the package, hand over.
+"""Script of the zygote process: find the package, call ``main``.
 
 Arguments: control descriptor, data directory, mode, size of the pool, and for tests how to mount overlays.
 """

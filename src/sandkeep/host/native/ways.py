@@ -1,6 +1,6 @@
-"""Which way of mounting works on this machine: tried once, when the zygote starts, by the calls sessions use.
+"""Find the way of mounting overlays that works here; the zygote tries the calls of sessions when it starts.
 
-Where none works no session can be made, and the error says what the kernel lacks and what helps.
+If none works no session can be made, and the error says what the kernel lacks and what helps.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sandkeep.linux import overlay, syscalls
 from sandkeep.linux.overlay import Way
 
 TRIAL_BASE = idrange.FIRST - idrange.SIZE
-"""First id of a range for trials, which owns no file: just below those that sessions are given."""
+"""First id of a range for trials, which owns no file: just below the ranges of sessions."""
 
 
 def choose(data_dir: str, mode: str, way: Way | None = None) -> Way:
-    """The newest way that works, or ``way``, tried with the directories ``empty`` and ``sessions``.
+    """Return the newest way that works, or ``way``, tried with the directories ``empty`` and ``sessions``.
 
     Raises:
         IsolationUnavailable: none works.
@@ -43,7 +43,7 @@ def require_mount_setattr() -> None:
 
 
 def require_idmap(data_dir: str, userns: int) -> None:
-    """Root gives each session ids of its own by showing it the data directory under other ids."""
+    """Refuse a filesystem without idmapped mounts, by which root gives each session ids of its own."""
     plain = os.open(data_dir, os.O_PATH | os.O_CLOEXEC)
     try:
         os.close(mounts.clone_idmapped(plain, userns))
@@ -58,7 +58,7 @@ def require_idmap(data_dir: str, userns: int) -> None:
 
 
 def refusal(error: OSError, *, idmapped: bool) -> IsolationUnavailable:
-    """Why no overlay can be mounted: the error of the last way that was tried."""
+    """Return the error for the case that no overlay can be mounted, from the last way that was tried."""
     if error.errno == errno.ENODEV:
         return _refused("the kernel has no overlay filesystem", error, "as root: modprobe overlay")
     if idmapped:
@@ -70,7 +70,7 @@ def refusal(error: OSError, *, idmapped: bool) -> IsolationUnavailable:
 
 @contextmanager
 def trial_namespace() -> Iterator[int]:
-    """A user namespace with a range of ids, as a session of root has one; its descriptor."""
+    """Yield the descriptor of a user namespace with a range of ids, like that of a session of root."""
     said, say = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,9 +1,10 @@
-"""The fork server: a small, import-complete, single-threaded process that every supervisor is forked from.
+"""The zygote, a fork server: a small single-threaded process, fully imported, that forks every supervisor.
 
-Started as ``python -I -S -E`` with an empty environment before anything secret is in memory, because init
-shares these pages. It listens to one caller on an inherited socket and dies with it; supervisors do not.
+It is started as ``python -I -S -E`` with an empty environment before any secret is in memory, because init
+shares these pages. It listens to the server on an inherited socket and ends with the server; supervisors do
+not.
 
-Rootless it first makes the outer user namespace: everything below runs as uid 0 of it.
+Rootless it first creates the outer user namespace: everything below runs as uid 0 in it.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from sandkeep.supervisor import checkpoint as checkpoint  # imported here so tha
 from sandkeep.supervisor.session import Supervisor
 
 _QUIET_SECONDS: Final = 0.02
-"""How long nothing must have been asked before the pool is refilled: never beside a create."""
+"""How long no request must have come before the pool is refilled: never during a create."""
 _LOST_SECONDS: Final = 0.2
-"""How often the zygote tries to remove what a dead supervisor left, until the kernel has ended all of it."""
+"""How often the zygote tries to remove what a dead supervisor left, until its processes have ended."""
 _DEATHS: Final = 3
-"""How many supervisors may die in a row while they prepare a session before the pool stays empty."""
+"""How many supervisors may die in a row while preparing a session before the pool stays empty."""
 _READY: Final = b"ready"
 _FAILED: Final = b"failed"
 
 
 def main(control_fd: int, data_dir: str, mode: str, pool: int, way: Way | None = None) -> NoReturn:
-    """``way`` makes sessions mount overlays that way and not the newest that works."""
+    """Run the zygote. Sessions mount overlays by ``way`` if given, not by the newest that works."""
     control = socket.socket(fileno=control_fd)
     os.set_inheritable(control_fd, False)
     # The server sends this once the zygote is in its final control group.
@@ -86,11 +87,11 @@ def _enter_namespaces(control: socket.socket, mode: str) -> None:
         os.setresuid(0, 0, 0)
         if mode == "subuid":
             os.setgroups([])
-        # The rest is for the user's other programs. Some containers have a read-only /proc/sys here; then
-        # each session's own limit is all there is.
+        # The rest is left for the user's other programs. Some containers have a read-only /proc/sys here;
+        # then only each session's own limit applies.
         with suppress(OSError):
             inotify.bound(inotify.half(allowed))
-    # Not private: what the host unmounts would stay busy for as long as a session lives.
+    # Not private: mounts that the host unmounts would stay in use for as long as a session lives.
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
 
 
@@ -103,9 +104,9 @@ def _write(path: str, text: str) -> None:
 
 
 def _settle(data_dir: str) -> None:
-    """Everything is imported: close the door for later imports, which could find the sandbox's own files.
+    """Disable later imports, which could find the sandbox's own files: everything is imported.
 
-    Command lines have the data directory, here and below: who removes it has to find what still runs in it.
+    Command lines name the data directory, here and in children: an uninstall must find what still runs in it.
     """
     os.umask(0o022)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
@@ -152,19 +153,19 @@ def _fork(host: boot.SharedSetup) -> int:
 
 
 class Prepared(NamedTuple):
-    """A supervisor without a session, as the zygote sees it."""
+    """A supervisor of the pool, as the zygote sees it."""
 
     name: str
-    """Of its file in ``ready`` and of its control group."""
+    """Name of its file in ``ready`` and of its control group."""
     work: socket.socket
-    """Where it gets a session. The end of this connection says that the supervisor has died."""
+    """Socket on which it gets a session. When it closes, the supervisor has died."""
 
 
 class Pool:
-    """Supervisors that have prepared a session before a request for it.
+    """Supervisors that have prepared a session ahead of any request.
 
     Kept at ``size``, refilled only while the zygote is idle. If preparing fails the pool stays empty: each
-    session is then made from the beginning, and the server gets the error of that.
+    session is then prepared on request, and the server gets the error.
     """
 
     def __init__(self, host: boot.SharedSetup, control: socket.socket, size: int) -> None:
@@ -175,10 +176,10 @@ class Pool:
         self._making: Prepared | None = None
         self._died_making = 0
         self._lost: set[str] = set()
-        """Names of supervisors that died. The kernel may still be ending their processes."""
+        """Names of dead supervisors whose processes the kernel may still be ending."""
 
     def wait(self, control: socket.socket) -> bool:
-        """Return whether the server has sent something; else it is time to call ``tend``."""
+        """Return whether the server has sent a request; if not, call ``tend``."""
         short = len(self._ready) < self._size and self._making is None
         timeout = _QUIET_SECONDS if short else _LOST_SECONDS if self._lost else None
         waiting = (control, *(one.work for one in self._all()))
@@ -186,7 +187,7 @@ class Pool:
         return control in readable
 
     def tend(self) -> None:
-        """Remove what dead supervisors left, take in the one that has become ready, or begin another."""
+        """Remove what dead supervisors left, add the supervisor that became ready, or begin another."""
         for one in [one for one in self._ready if _has_ended(one.work)]:
             self._ready.remove(one)
             self._lose(one)
@@ -214,8 +215,8 @@ class Pool:
         self._lost.add(one.name)
 
     def _begin(self) -> None:
-        # Killed supervisors that had a session left theirs. Done while no other is being made, which would
-        # have its file for a moment before it has its lock.
+        # Remove what killed supervisors with a session left. Only while no other is being made: for a moment,
+        # a new one has its file but not its lock.
         self._host.sweep_ready()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = _fork(self._host)
@@ -231,12 +232,12 @@ class Pool:
         return (*self._ready, *([self._making] if self._making else []))
 
     def leave(self) -> None:
-        """In a fork: close the sockets of the others, which end once the zygote closes its end, too."""
+        """Close the sockets of other supervisors, in a fork, so that they end when the zygote closes its."""
         for other in self._all():
             other.work.close()
 
     def give(self, request: bytes, fds: list[int]) -> bool:
-        """Hand a request to a prepared supervisor, if there is one that lives."""
+        """Hand a request to a living supervisor of the pool; return whether there was one."""
         while self._ready:
             one = self._ready.pop(0)
             try:
@@ -263,7 +264,7 @@ def _ready_name(pid: int, host: boot.SharedSetup) -> str:
 
 
 def _wait_for_work(host: boot.SharedSetup, work: socket.socket) -> NoReturn:
-    """The life of a prepared supervisor until it gets a session, or the zygote is gone."""
+    """Run a prepared supervisor until it gets a session, or the zygote is gone."""
     booted: boot.BootState | None = None
     name = _ready_name(os.getpid(), host)
     path = f"{host.data_dir}/ready/{name}"
@@ -301,7 +302,7 @@ def _forget_ready(path: str) -> None:
 
 
 def _spawn(argv: list[str], environment: dict[str, str], fd: int) -> NoReturn:
-    """Become another program in these namespaces, with one descriptor besides the standard ones."""
+    """Exec another program in these namespaces, with one descriptor besides the standard ones."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if fd != 3:
@@ -315,7 +316,7 @@ def _spawn(argv: list[str], environment: dict[str, str], fd: int) -> NoReturn:
 def _supervise(
     host: boot.SharedSetup, request: dict[str, Any], reply: socket.socket, ready: boot.BootState | None
 ) -> NoReturn:
-    """The life of a supervisor. ``reply`` hears once how the start went."""
+    """Run a supervisor. It reports on ``reply``, once, how the start went."""
     session = request["session"]
     try:
         started = time.monotonic_ns()
@@ -328,7 +329,7 @@ def _supervise(
             supervisor = _begin(host, directory, ready)
         except Exception as error:
             _remove_work(f"{directory}/work")
-            _forget_prepared(host, ready)  # leaving does not pass through what is below
+            _forget_prepared(host, ready)  # ``os._exit`` would skip the code below
             reply.send(json.dumps({"error": _typed(error, directory).to_json()}).encode())
             os._exit(1)
         boot_us = (time.monotonic_ns() - started) // 1000
@@ -365,7 +366,7 @@ def _remove_work(path: str) -> None:
             _remove_work(f"{path}/{name}")
         os.rmdir(path)
     except OSError:
-        pass  # never made, or the caller's own attempt will fail with the reason
+        pass  # never made, or the caller's own attempt will fail and report why
 
 
 def _begin(host: boot.SharedSetup, directory: str, booted: boot.BootState | None) -> Supervisor:
@@ -379,7 +380,7 @@ def _begin(host: boot.SharedSetup, directory: str, booted: boot.BootState | None
     if booted is not None and not spec["accept"]:
         boot.activate(host, booted, spec, directory)
     else:
-        # With barriers waived even the first steps may go another way, so they are done anew.
+        # With barriers waived even the first steps may differ, so they are done again.
         if booted is not None:
             booted.abandon()
         booted = boot.prepare(host, spec["session"], frozenset(spec["accept"]))
@@ -397,10 +398,10 @@ def _begin(host: boot.SharedSetup, directory: str, booted: boot.BootState | None
 
 
 _KEPT: list[int] = []
-"""Descriptors that are held by being open: the lock that says this supervisor lives."""
+"""Descriptors that are held by being open: the lock that shows this supervisor lives."""
 
 
 def _hold_lock(dir_fd: int) -> int:
     lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # recovery may hold it for a moment to look
+    fcntl.flock(lock, fcntl.LOCK_EX)  # recovery may hold it for a moment to check it
     return lock

@@ -1,8 +1,8 @@
-"""`ZygoteClient`: starts the zygote when it is needed or has died, and has it start sessions.
+"""`ZygoteClient`: starts the zygote when it is needed or has died, and asks it for sessions.
 
-Neither the channel of `sandkeep.host.channel` nor its frames fit here. Each request carries a socket, and the
-supervisor that the zygote forks sends the response on it, with descriptors: a message of a packet socket is
-one request or one response, and nothing has to be numbered.
+Neither the channel of `sandkeep.host.channel` nor its frames fit here. Each request carries a socket, on
+which the forked supervisor sends the response, with descriptors: one message of a packet socket is one
+request or one response, so nothing has to be numbered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _START_SECONDS: Final = 30.0
 _SCRIPT: Final = os.path.join(os.path.dirname(__file__), "start_zygote.py")
 
 LAST_BREATH_SECONDS: Final = 0.02
-"""A dying process closes its descriptors one by one; wait this long before concluding from the others."""
+"""A dying process closes its descriptors one by one; wait this long before concluding that it died."""
 
 
 async def _readable(sock: socket.socket) -> None:
@@ -49,9 +49,9 @@ class ZygoteClient:
         self._socket: socket.socket | None = None
         self._starting = asyncio.Lock()
         self.limits: dict[str, str] = {}
-        """What control groups can do here: nothing when they can, else why not."""
+        """Per limit: empty if control groups can enforce it, otherwise the reason."""
         self.scope = scope.SystemdScope()
-        """The scope that systemd gave for the sessions, or why it gave none."""
+        """The scope that systemd made for the sessions, or why it made none."""
 
     @property
     def pid(self) -> int | None:
@@ -64,13 +64,13 @@ class ZygoteClient:
                 await asyncio.get_running_loop().run_in_executor(None, self._launch)
 
     async def close(self) -> None:
-        """Let it go. Sessions stay."""
+        """End the zygote. Sessions keep running."""
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     async def ask(self, session: str, *, network: bool = False) -> tuple[bytes, list[int]]:
-        """Have a session started; what its supervisor says about that, or nothing if there is none.
+        """Start a session; return the supervisor's report, or ``b""`` if it died.
 
-        A zygote that died with the request in hand has a successor, which is asked again.
+        If the zygote dies during the request, a new zygote is started and asked again.
         """
         asked = self._socket
         answer = await self._ask(session, network)
@@ -86,7 +86,7 @@ class ZygoteClient:
         sockets.send(self._socket, json.dumps({"spawn": argv, "env": environment}).encode(), [fd])
 
     def _listens(self) -> bool:
-        # Asked of the socket: a killed process can take a moment before there is a status to wait for.
+        # Check the socket, not the exit status: a killed process can take a moment until it has one.
         try:
             return self._socket is not None and bool(
                 self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -114,7 +114,7 @@ class ZygoteClient:
         openfiles.as_given(self._process.pid)
         ours.settimeout(_START_SECONDS)
         try:
-            # It waits for this: where it lives decides what it finds out about control groups.
+            # The zygote waits for this: which limits it can use depends on its control group.
             self.scope = scope.enter(self._process.pid, cgroup.group_name(self._data_dir))
             with suppress(OSError):  # it has ended, which is noticed below
                 ours.send(json.dumps({"scope": self.scope.unit}).encode())
@@ -163,7 +163,7 @@ class ZygoteClient:
 def _hear(sock: socket.socket) -> dict[str, Any]:
     try:
         data = sock.recv(1 << 16)
-    except (TimeoutError, ConnectionResetError):  # a reset: it ended before it read what it was sent
+    except (TimeoutError, ConnectionResetError):  # a reset: it ended before it read the request
         data = b""
     if not data:
         raise TransportError("the zygote ended while starting", hint="run 'sandkeep doctor'")

@@ -1,6 +1,6 @@
-"""The kernel's control group files: reading, writing, removing, and freeze and kill for both versions.
+"""The kernel's control group files: read, write and remove them; freeze and kill for both versions.
 
-Functions of a directory or a ``GroupPlace``. They know what the kernel does, and nothing about sessions.
+Functions of a directory or a ``GroupPlace``. They depend on the kernel's behaviour, not on sessions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REMOVE_SECONDS: Final = 1.0
 
 
 class GroupPlace(NamedTuple):
-    """Where one capability lives: a version and the directory of the group."""
+    """Where one capability is: a version and the directory of the group."""
 
     version: str
     path: str
@@ -53,7 +53,7 @@ def read_int(path: str) -> int | None:
 
 
 def read_key(path: str, key: str) -> int | None:
-    """Value of one line of a flat keyed file such as ``cpu.stat``."""
+    """Return the value of one line of a flat keyed file such as ``cpu.stat``."""
     try:
         for line in read(path).splitlines():
             name, _, value = line.partition(" ")
@@ -77,13 +77,13 @@ def children(path: str) -> list[str]:
 
 
 def tree(path: str) -> list[str]:
-    """The group and every group below it, deepest first."""
+    """Return the group and every group below it, deepest first."""
     found = [below for name in children(path) for below in tree(f"{path}/{name}")]
     return [*found, path]
 
 
 def remove_dir(path: str, deadline: float) -> None:
-    """Remove one group; the kernel says EBUSY for a moment after its last process was reaped."""
+    """Remove one group; the kernel reports EBUSY for a moment after its last process was reaped."""
     pause = 0.001
     while True:
         try:
@@ -105,7 +105,7 @@ def remove_tree(path: str) -> None:
 
 
 def remove_parent(path: str) -> None:
-    """Drop the group holding all sessions once it is empty; someone else's session keeps it."""
+    """Remove the group that holds all sessions if it is empty; another session keeps it."""
     try:
         rmdir(path)
     except OSError:
@@ -129,7 +129,7 @@ def write_optional(path: str, value: int) -> None:
 
 
 def pids(path: str) -> list[int]:
-    """Processes of a group and of all groups below it. A process outside our pid namespace shows as 0."""
+    """Return processes of a group and of all groups below. One outside this pid namespace shows as 0."""
     found = []
     for directory in tree(path):
         try:
@@ -147,7 +147,7 @@ def populated(place: GroupPlace) -> bool:
 
 
 def freeze(place: GroupPlace, timeout: float) -> None:
-    """Freeze the group and everything below; it is thawed again when that takes longer than ``timeout``."""
+    """Freeze the group and everything below; thaw it again if that takes longer than ``timeout``."""
     deadline = time.monotonic() + timeout
     if place.version == "v2":
         write(f"{place.path}/cgroup.freeze", 1)
@@ -155,8 +155,8 @@ def freeze(place: GroupPlace, timeout: float) -> None:
     else:
         write(f"{place.path}/freezer.state", "FROZEN")
         state, done = f"{place.path}/freezer.state", "FROZEN"
-    # Looked at rather than waited for: the kernel sends change events of one file at most every 10 ms, and a
-    # process that just entered the group has used up that turn.
+    # Polled, not waited for: the kernel sends change events of one file at most every 10 ms, and a process
+    # that just entered the group has used up that turn.
     pause = 0.0001
     while done not in read(state).splitlines():
         if time.monotonic() >= deadline:
@@ -174,7 +174,7 @@ def thaw(place: GroupPlace) -> None:
 
 
 def kill(place: GroupPlace) -> None:
-    """SIGKILL everything in the group and below. Returns once the signals are sent, not once all are dead."""
+    """Send SIGKILL to the group and all below. Return when the signals are sent, not when all are dead."""
     if place.version == "v2":
         try:
             write(f"{place.path}/cgroup.kill", 1)

@@ -1,4 +1,4 @@
-"""The machine's hierarchies: what each offers us now, delegation on v2, and making or finding groups."""
+"""The machine's hierarchies: what each offers now, delegation on v2, and making or finding groups."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CAPABILITIES: Final = (
     "process_groups",
 )
 LEAF: Final = "sandkeep-host"
-"""Where ``prepare`` moves the daemon on v2: a group that hands out controllers may hold no processes."""
+"""Where ``prepare`` moves processes on v2: a group that passes controllers on may not hold processes."""
 
 _CONTROLLERS: Final = ("memory", "pids", "cpu")
-# What a v2 session group has only when the groups above pass the controller on.
+# Files that a v2 session group has only if the groups above pass the controller on.
 _V2_CONTROLLER: Final = {
     "memory": "memory",
     "pids": "pids",
@@ -38,7 +38,7 @@ _V2_CONTROLLER: Final = {
     "memory_peak": "memory",
 }
 
-# The file whose presence in a group of ours proves the capability, per version; v1 names its controller too.
+# The file whose presence in a new group proves the capability, per version; v1 names its controller too.
 _V2_FILES: Final = {
     "memory": "memory.max",
     "pids": "pids.max",
@@ -73,14 +73,14 @@ _V1_UNLIMITED: Final = 1 << 60
 
 
 class Ceiling(NamedTuple):
-    """A limit that holds for a group and everything in it."""
+    """A limit that applies to a group and everything in it."""
 
     value: int
     group: str
 
 
 def _tightest(path: str, file: str) -> Ceiling | None:
-    """The smallest value of a limit from a group up to the mount; a group without one counts for nothing."""
+    """Return the smallest value of a limit from a group up to the mount; groups without one are skipped."""
     tightest: Ceiling | None = None
     while path and os.path.exists(f"{path}/cgroup.procs"):
         value = groupfs.read_int(f"{path}/{file}")
@@ -91,7 +91,7 @@ def _tightest(path: str, file: str) -> Ceiling | None:
 
 
 class Hierarchy:
-    """What the machine offers us. ``capabilities`` is complete: every name of ``CAPABILITIES`` is in it."""
+    """What the machine offers this process. ``capabilities`` has every name of ``CAPABILITIES``."""
 
     __slots__ = ("_bases", "_parent", "_places", "_service", "_v2", "capabilities", "layout")
 
@@ -111,11 +111,11 @@ class Hierarchy:
     # -- probing
 
     def _probe(self) -> None:
-        """Try a group in each hierarchy and look at what the kernel put into it."""
+        """Create a group in each hierarchy and check which files the kernel put into it."""
         trials: dict[str, str] = {}
         refusals: dict[str, str] = {}
         for base in {path for path in (self._v2, *self._bases.values()) if path}:
-            # A name of its own: another process may remove an empty group of sessions at any time.
+            # A unique name: another process may remove an empty group of sessions at any time.
             trial = f"{base}/{self._parent}.probe-{os.getpid()}"
             try:
                 self._make_parent(base, trial)
@@ -171,13 +171,14 @@ class Hierarchy:
     # -- version 2 delegation
 
     def prepare(self, pids: Iterable[int] = ()) -> Hierarchy:
-        """Make v2 controllers available to sessions, moving our own processes out of the way if need be.
+        """Make v2 controllers available to sessions; move this process's own group members if necessary.
 
         A non-root group can pass controllers on only while it holds no processes itself, so ``pids`` (the
-        daemon and its helpers) move into a leaf beside the sessions. When processes of others share our
-        group and the group above already passes controllers on to us, sessions go there instead: that
-        group's limits still apply. The same when our group is that of a service of systemd, which starts the
-        service's next main process in it. Otherwise ``capabilities`` says what is in the way. Returns itself.
+        daemon and its helpers) move into a leaf beside the sessions. When other programs' processes share the
+        group and the group above already passes controllers on, sessions go there instead: that group's
+        limits still apply. The same applies when the group is that of a systemd service, because systemd
+        starts the service's next main process in it. Otherwise ``capabilities`` has the reason. Returns
+        itself.
         """
         base = self._v2
         if base is None:
@@ -199,7 +200,7 @@ class Hierarchy:
         return self
 
     def preparable(self, pids: Iterable[int] = ()) -> list[str]:
-        """Controllers that ``prepare`` would make available, judged without changing anything."""
+        """Return the controllers that ``prepare`` would make available; change nothing."""
         base = self._v2
         if base is None:
             return []
@@ -211,7 +212,7 @@ class Hierarchy:
 
     @staticmethod
     def _enableable(base: str) -> list[str]:
-        """Controllers we could pass on but do not yet."""
+        """Return the controllers that could be passed on but are not yet."""
         try:
             available = groupfs.read(f"{base}/cgroup.controllers").split()
             passed = groupfs.read(f"{base}/cgroup.subtree_control").split()
@@ -221,7 +222,7 @@ class Hierarchy:
 
     @staticmethod
     def _holds(base: str) -> set[int]:
-        """Processes that keep the group from passing controllers on; the real root may hold any."""
+        """Return the processes that stop a group from passing controllers on; the real root may hold any."""
         if not os.path.exists(f"{base}/cgroup.type"):
             return set()
         return {int(pid) for pid in groupfs.read(f"{base}/cgroup.procs").split()}
@@ -244,7 +245,7 @@ class Hierarchy:
         )
 
     def _vacate(self, base: str, ours: set[int]) -> str:
-        """Move our processes into the leaf; the reason when the group cannot be emptied."""
+        """Move ``ours`` into the leaf; return the reason if the group cannot be emptied."""
         try:
             if obstacle := self._others(base, ours):
                 return obstacle
@@ -282,7 +283,7 @@ class Hierarchy:
     # -- what applies from above
 
     def ceilings(self) -> dict[str, Ceiling]:
-        """The tightest memory and pids limit of the groups that ours are in, for each that has one."""
+        """Return the tightest memory and pids limit of the groups above, for each that has one."""
         found = {}
         for name, files in _CEILING_FILES.items():
             place = self._places.get(name) or GroupPlace("v2", self._v2 or self._bases.get(name, ""))
@@ -295,9 +296,10 @@ class Hierarchy:
     # -- sessions
 
     def _make_parent(self, base: str, parent: str) -> None:
-        """Make the group that holds sessions and let it pass on what it was given."""
+        """Create the group that holds sessions and let it pass on its controllers."""
         if base == self._v2 and not os.access(f"{base}/cgroup.procs", os.W_OK):
-            # Moving a process needs this file of the common ancestor, even to the owner of those below.
+            # Moving a process needs write access to this file of the common ancestor, even for the owner of
+            # the groups.
             raise PermissionError(errno.EACCES, "not delegated to us (cgroup.procs is not writable)", base)
         try:
             groupfs.mkdir(parent, 0o755)
@@ -310,7 +312,7 @@ class Hierarchy:
                 self._enable(parent, enabled)
 
     def create(self, name: str) -> SessionCgroup:
-        """Make the session's groups. What cannot be had is absent from the result, with the reason in it."""
+        """Create the session's groups. The result lists each missing capability with the reason."""
         groupfs.check_name(name)
         capabilities = dict(self.capabilities)
         failed: dict[str, str] = {}
@@ -336,7 +338,7 @@ class Hierarchy:
     def _make_session(self, base: str, name: str) -> None:
         parent = f"{base}/{self._parent}"
         path = f"{parent}/{name}"
-        # The group above goes away with its last session, perhaps between two calls of ours.
+        # The group above is removed with its last session, perhaps between two of these calls.
         deadline = time.monotonic() + 1.0
         while True:
             try:
@@ -357,7 +359,7 @@ class Hierarchy:
                 break
 
     def open(self, name: str, record: Mapping[str, Iterable[str]] | None = None) -> SessionCgroup:
-        """The groups made earlier, from ``SessionCgroup.record`` or by looking where ``create`` puts them."""
+        """Return the groups made earlier, from ``SessionCgroup.record`` or where ``create`` puts them."""
         groupfs.check_name(name)
         if record is None:
             expected = {
@@ -379,14 +381,14 @@ class Hierarchy:
         return SessionCgroup(name, places, capabilities)
 
     def leftovers(self) -> list[str]:
-        """Names of every session that still has a group where we would create one."""
+        """Return the names of every session that still has a group where ``create`` would put one."""
         names: set[str] = set()
         for base in {place.path for place in self._places.values()}:
             names.update(groupfs.children(f"{base}/{self._parent}"))
         return sorted(names)
 
     def open_leftovers(self) -> list[SessionCgroup]:
-        """The groups of every session that still has some; a session that ends at this moment is left out."""
+        """Return the groups of every session that still has some, except those ending at this moment."""
         found = []
         for name in self.leftovers():
             with suppress(NotFound):
@@ -394,7 +396,7 @@ class Hierarchy:
         return found
 
     def beside(self, prefix: str) -> list[SessionCgroup]:
-        """Groups of sessions in other scopes whose names begin so, beside the scope we are in."""
+        """Return groups of sessions in scopes whose names begin so, beside this process's own scope."""
         if self._v2 is None or not os.path.basename(self._v2).endswith(".scope"):
             return []
         slice_ = os.path.dirname(self._v2)
@@ -415,7 +417,7 @@ def _unescape(field: str) -> str:
 
 
 def _own_dir(mount_root: str, mount_point: str, own: str) -> str | None:
-    """Directory of our own group below one mount, or ``None`` when the mount does not show it."""
+    """Return the directory of this process's group below one mount; ``None`` if the mount hides it."""
     root = mount_root.rstrip("/")
     if own.startswith("/..") or not (own == root or own.startswith(f"{root}/")):
         return None
@@ -429,7 +431,7 @@ def detect(
     parent: str = "sandkeep",
     first: str = units.FIRST,
 ) -> Hierarchy:
-    """What control groups offer the calling process now.
+    """Return what control groups offer the calling process now.
 
     ``parent`` names the group that holds the sessions; callers with separate sets of sessions (one per data
     directory) use one each, so that neither sees the other's as leftovers.
@@ -460,9 +462,9 @@ def detect(
 
 
 def _restartable(own: str, first: str) -> str:
-    """The service whose next main process systemd will start in our own group; empty when there is none."""
+    """Return the service whose next main process systemd will start in this group; empty if none."""
     unit = units.unit_of(own)
     if not unit.endswith(".service") or own == f"{unit}/{LEAF}":
         return ""
-    # A PID 1 that is hidden from us (ProtectProc=, hidepid=) is most likely systemd.
+    # A hidden PID 1 (ProtectProc=, hidepid=) is most likely systemd.
     return os.path.basename(unit) if units.systemd_runs(first) or not units.path_in(first) else ""

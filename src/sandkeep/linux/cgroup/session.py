@@ -15,11 +15,11 @@ _CPU_PERIOD_US: Final = 100_000
 _CPU_QUOTA_MIN_US: Final = 1_000
 _SOCKET_PART: Final = 4
 _SOCKET_MOST: Final = 256 << 20
-"""Memory of sockets, which v1 counts apart: a session may use this part of its limit besides, no more."""
+"""Memory of sockets, which v1 counts separately: a session may use this part of its limit in addition."""
 
 
 class Capability(NamedTuple):
-    """Whether one capability is ours to use now; ``why`` says what stands in the way when it is not."""
+    """Whether one capability is usable now; if not, ``why`` has the reason."""
 
     usable: bool
     version: str
@@ -28,7 +28,7 @@ class Capability(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Counters of a session; ``None`` where the machine does not count."""
+    """Counters of a session; ``None`` where the machine does not count them."""
 
     cpu_ms: int | None
     memory_bytes: int | None
@@ -78,11 +78,11 @@ class SessionCgroup:
         self.capabilities = dict(capabilities)
 
     def record(self) -> dict[str, list[str]]:
-        """Where everything is, JSON-ready, for ``Hierarchy.open`` in a process that runs in other groups."""
+        """Return where all groups are, JSON-ready, for ``Hierarchy.open`` in a process of other groups."""
         return {name: list(place) for name, place in self._places.items()}
 
     def paths(self) -> list[str]:
-        """The session's directories, each once, the cgroup2 one first."""
+        """Return the session's directories, each once, the cgroup2 one first."""
         ordered = sorted(self._places.values(), key=lambda place: place.version != "v2")
         return list(dict.fromkeys(place.path for place in ordered))
 
@@ -104,7 +104,7 @@ class SessionCgroup:
     # -- limits
 
     def limit(self, *, memory: int | None = None, pids: int | None = None, cpu: float | None = None) -> None:
-        """Enforce the given limits (bytes, processes, CPUs), swap included, or say which one cannot be."""
+        """Enforce the given limits (bytes, processes, CPUs), swap included; raise for one that cannot be."""
         asked = {"memory": memory, "pids": pids, "cpu": cpu}
         for part, value in asked.items():
             if value is not None and value <= 0:
@@ -123,7 +123,7 @@ class SessionCgroup:
                 ) from error
 
     def limit_sockets(self) -> None:
-        """Limit the memory of sockets where that of the session is not limited; only v1 counts it apart."""
+        """Limit socket memory if the session's memory is not limited; only v1 counts it separately."""
         if "memory" in self._places:
             _limit_sockets(self._places["memory"], _SOCKET_MOST)
 
@@ -137,14 +137,14 @@ class SessionCgroup:
                 groupfs.write(f"{path}/cgroup.procs", pid)
 
     def cgroup2_fd(self) -> int:
-        """A new descriptor for ``CLONE_INTO_CGROUP``, the caller's to close; -1 without a cgroup2 group."""
+        """Return a new descriptor for ``CLONE_INTO_CGROUP``, for the caller to close; -1 without cgroup2."""
         path = self._cgroup2()
         if path is None:
             return -1
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def process_group(self, name: str) -> ProcessGroup:
-        """The nested group of that name, made when it is not there yet."""
+        """Return the nested group of that name; create it if it does not exist."""
         parent = self._need("process_groups")
         path = f"{parent.path}/{groupfs.check_name(name)}"
         try:
@@ -160,14 +160,14 @@ class SessionCgroup:
     # -- control
 
     def freeze(self, timeout: float) -> None:
-        """Stop every process; on ``TimeoutError`` they have been let go on."""
+        """Freeze every process; on ``TimeoutError`` they have been thawed."""
         groupfs.freeze(self._need("freeze"), timeout)
 
     def thaw(self) -> None:
         groupfs.thaw(self._need("freeze"))
 
     def kill(self) -> None:
-        """SIGKILL every process of the session, frozen or not. Does not wait for them to be gone."""
+        """Send SIGKILL to every process of the session, frozen or not. Does not wait until they are dead."""
         groupfs.kill(self._need("kill"))
 
     def usage(self) -> Counters:
@@ -182,7 +182,7 @@ class SessionCgroup:
         )
 
     def oom_kills(self) -> int | None:
-        """How many processes the kernel killed for memory; compare before and after a SIGKILL."""
+        """Return how many processes the kernel killed for memory; compare before and after a SIGKILL."""
         place = self._places.get("oom")
         if place is None:
             return None
@@ -204,7 +204,7 @@ class SessionCgroup:
         return None if place is None else groupfs.read_int(f"{place.path}/{files[place.version]}")
 
     def remove(self) -> None:
-        """Remove the session's groups, and the group above when it was the last. Processes must be dead."""
+        """Remove the session's groups, and the group above if it was the last. Processes must be dead."""
         for path in self.paths():
             groupfs.remove_tree(path)
         for path in self.paths():
@@ -221,7 +221,7 @@ def _limit_memory(place: GroupPlace, value: float) -> None:
     try:
         groupfs.write(limit, size)
     except OSError as error:
-        # memory may not exceed memory + swap, so raising an earlier limit has to start with the sum.
+        # memory may not exceed memory + swap, so to raise an earlier limit the sum must be raised first.
         if error.errno != errno.EINVAL:
             raise
         groupfs.write(both, size)
@@ -231,7 +231,7 @@ def _limit_memory(place: GroupPlace, value: float) -> None:
 
 
 def _limit_sockets(place: GroupPlace, size: int) -> None:
-    """Limit what connections buffer on v1. On v2 the memory limit covers it."""
+    """Limit the buffers of connections on v1. On v2 the memory limit covers them."""
     if place.version == "v1":
         groupfs.write_optional(f"{place.path}/memory.kmem.tcp.limit_in_bytes", min(size, _SOCKET_MOST))
 

@@ -1,6 +1,6 @@
 """systemd's control groups: whether systemd runs this machine, and which unit a group belongs to.
 
-Read from paths and ``/proc`` alone. Paths are those of ``/proc/PID/cgroup``, below the cgroup2 mount.
+Uses only paths and ``/proc``. Paths are those of ``/proc/PID/cgroup``, below the cgroup2 mount.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FIRST: Final = "/proc/1/cgroup"
 
 
 def path_in(file: str) -> str:
-    """The cgroup2 path a ``/proc/PID/cgroup`` file names; empty without one."""
+    """Return the cgroup2 path in a ``/proc/PID/cgroup`` file; empty if there is none."""
     try:
         lines = groupfs.read(file).splitlines()
     except OSError:
@@ -24,17 +24,17 @@ def path_in(file: str) -> str:
 
 
 def systemd_runs(first: str = FIRST) -> bool:
-    """Whether PID 1, as we see it, is a systemd that manages the cgroup2 groups we see.
+    """Return whether the visible PID 1 is a systemd that manages the visible cgroup2 groups.
 
     Only systemd puts its PID 1 into ``init.scope``. Its sockets prove less: a container may have been given
-    those of the machine around it, where our process ids mean other processes.
+    those of the machine around it, where process ids mean other processes.
     """
     path = path_in(first)
     return os.path.basename(path) == "init.scope" and not path.startswith("/..")
 
 
 def unit_of(path: str) -> str:
-    """The path of the innermost unit's group; empty for a group that is in no service or scope."""
+    """Return the path of the innermost unit's group; empty for a group outside any service or scope."""
     parts = path.split("/")
     for end in range(len(parts), 0, -1):
         if parts[end - 1].endswith((".service", ".scope")):
@@ -43,9 +43,9 @@ def unit_of(path: str) -> str:
 
 
 def slice_of(path: str, *, user: int | None = None) -> str:
-    """The slice of the system manager, or of a user's, that a group is in; empty when it is in none.
+    """Return the slice of the system manager, or of a user's, that a group is in; empty if there is none.
 
-    Login sessions are in a slice that has limits meant for a person, so they count as none.
+    Login sessions are in a slice with limits meant for a person, so that slice is not returned.
     """
     parts = path.split("/")
     if user is not None:
@@ -57,5 +57,5 @@ def slice_of(path: str, *, user: int | None = None) -> str:
 
 
 def group_name(data_dir: str) -> str:
-    """What the group that holds the sessions of a data directory is called; names of its scopes begin so."""
+    """Return the name of the group for a data directory's sessions; names of its scopes begin with it."""
     return f"sandkeep-{zlib.crc32(os.fsencode(data_dir)):08x}"

@@ -1,16 +1,16 @@
 """The ``host`` image: a generated skeleton over the host's own ``/usr``. Nothing is downloaded.
 
-``build`` writes the skeleton into an empty directory, ``root/`` and, rootless, ``usr/``; the store decides
-where that is and publishes it.
+``build`` writes the skeleton into an empty directory, ``root/`` and, rootless, ``usr/``; the image store
+chooses the directory and publishes it.
 
 ``etc``       ``/etc``: files that are public by construction, files on a list, generated files
 ``accounts``  users and groups as text files, and the rows every sandbox must have
 ``var``       ``/var`` and the other top-level directories
 ``programs``  programs that the skeleton adds: ``sudo``, ``python``, this package's interpreter
-``packages``  what package managers need so that installing works
-``graft``     shows the host's ``/usr`` below the skeleton, and hides what must not show
-``survey``    walks the host's ``/usr`` and warns of what should not be shared
-``state``     what the host looks like now, as one key: an older skeleton is out of date
+``packages``  the configuration that package managers need
+``graft``     shows the host's ``/usr`` below the skeleton, and hides paths that must not show
+``survey``    walks the host's ``/usr`` and warns of files that should not be shared
+``state``     a key of the host's current state: a skeleton with another key is out of date
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sandkeep.host.rootfs import HOME, VENDOR_HOME, Bind, Lower, Slot
 __all__ = ["ENV", "FORMAT", "Built", "build", "host_key", "normal_masks", "slots"]
 
 FORMAT = 4
-"""Raised when the skeleton's content changes, so that older ones are not reused."""
+"""Version of the skeleton's content; raise it when that changes, so that older skeletons are not reused."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PATH = f"{HOME}/.local/bin:/{programs.PLATFORM}:{SYSTEM_PATH}"
@@ -54,7 +54,7 @@ class Built:
 
 
 def normal_masks(masks: tuple[str, ...]) -> tuple[str, ...]:
-    """Paths below ``/usr`` to hide, relative to it, sorted."""
+    """Return the paths below ``/usr`` to hide, relative to it, sorted."""
     found = set()
     for mask in masks:
         name = os.path.normpath("/" + mask.removeprefix("/usr/")).lstrip("/")

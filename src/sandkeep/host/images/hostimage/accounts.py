@@ -29,7 +29,7 @@ _MINIMAL_GROUP = "root:x:0:\ndaemon:x:1:\ntty:x:5:\nshadow:x:42:\nnogroup:x:6553
 
 
 def parse(text: str, fields: int) -> list[AccountFields]:
-    """Rows with the right number of fields; comments, NIS markers and torn lines are dropped."""
+    """Return the rows with the right number of fields; comments, NIS markers and torn lines are dropped."""
     rows = (line.split(":") for line in text.splitlines() if line and line[0] not in "#+-")
     return [row for row in rows if len(row) == fields]
 
@@ -47,7 +47,7 @@ class AccountFiles:
 
     @classmethod
     def of_system(cls, passwd: str, group: str) -> AccountFiles:
-        """The system rows of a machine's files, no login users, no password, no group members."""
+        """Return the system rows of a machine's files: no login users, no passwords, no group members."""
         users = [
             [name, "x", uid, gid, gecos, home, shell]
             for name, _, uid, gid, gecos, home, shell in parse(passwd, 7)
@@ -62,7 +62,7 @@ class AccountFiles:
         users += [row for row in parse(_MINIMAL_PASSWD, 7) if row[0] not in names]
         numbers = {row[2] for row in groups}
         groups += [row for row in parse(_MINIMAL_GROUP, 4) if row[2] not in numbers]
-        users.sort(key=lambda row: _number(row[2]) != 0)  # root first: id 0 is looked up by first match
+        users.sort(key=lambda row: _number(row[2]) != 0)  # root first: a lookup of id 0 takes the first match
         for row in users:
             if row[0] == "root":
                 row[5] = "/root"
@@ -78,7 +78,7 @@ class AccountFiles:
         return next((_number(row[2]) for row in self.group if row[0] == group), None)
 
     def add_group(self, name: str, gid: int) -> int:
-        """The gid of ``name``, adding it with ``gid`` or the next free system id."""
+        """Return the gid of ``name``; if missing, add it with ``gid`` or the next free system id."""
         known = self.gid_of(name)
         if known is not None:
             return known
@@ -98,7 +98,7 @@ class AccountFiles:
                 self.gshadow[group][3] = ",".join(filter(None, [*members, user]))
 
     def add_default_user(self, *, single: bool) -> None:
-        """``sandbox``, uid 1000, member of ``sudo``. With one id only it is another name of id 0."""
+        """Add ``sandbox``, uid 1000, member of ``sudo``. With a single id it is another name of id 0."""
         uid = 0 if single else USER_ID
         gid = 0 if single else self.add_group(USER, USER_ID)
         self.passwd.append([USER, "x", str(uid), str(gid), "sandbox", HOME, "/bin/bash"])
@@ -112,7 +112,7 @@ class AccountFiles:
         return _lines(self.group)
 
     def shadow_text(self) -> str:
-        """No account has a password: ``*`` matches none, and nothing here is copied from a host."""
+        """Return shadow without passwords: ``*`` matches none, and nothing is copied from the host."""
         locked = (
             self.shadow.get(row[0], [row[0], "*", "19000", "0", "99999", "7", "", "", ""])
             for row in self.passwd

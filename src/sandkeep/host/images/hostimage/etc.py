@@ -1,8 +1,8 @@
-"""``/etc`` of the host image: what is public by construction, what is on a list, and what is generated.
+"""``/etc`` of the host image: files that are public by construction, files on a list, generated files.
 
 A configuration file is copied when its bytes are the ones its package shipped, so nothing an administrator
-wrote gets inside. What packages generate (alternatives, certificates, the linker cache) comes by name.
-Nothing under ``NEVER`` is copied however it got there.
+wrote gets inside. Files that packages generate (alternatives, certificates, the linker cache) are listed by
+name. A path in ``NEVER`` is never copied, by either rule.
 """
 
 from __future__ import annotations
@@ -168,14 +168,14 @@ def _generate(tree: ImageTree) -> None:
         tree.file("etc/pam.d/other", "".join(f"{kind} required pam_unix.so\n" for kind in _PAM_KINDS))
     if not tree.exists("etc/shells"):
         tree.file("etc/shells", "/bin/sh\n/bin/bash\n")
-    # A real sudo put in later by the package manager finds its rule here.
+    # A real sudo that the package manager installs later finds its rule here.
     tree.directory("etc/sudoers.d", 0o750)
     tree.file("etc/sudoers.d/sandkeep", sudo_rule(f"%{SUDO_GROUP}"), 0o440)
     for name in ("sources.list.d", "preferences.d", "apt.conf.d", "trusted.gpg.d", "auth.conf.d", "keyrings"):
         tree.directory(f"etc/apt/{name}")
     tree.file("etc/apt/sources.list", "")
     if tree.mode == "single":
-        # apt would switch to a user of its own for downloads, and the session has only one id.
+        # apt would switch to a user of its own for downloads, and this session has only one id.
         tree.file("etc/apt/apt.conf.d/90sandkeep", 'APT::Sandbox::User "root";\n')
 
 
@@ -183,7 +183,7 @@ _PAM_KINDS = ("auth", "account", "password", "session")
 
 
 def sudo_rule(who: str) -> str:
-    """Passwordless, keeping PATH and the environment but with the target's HOME."""
+    """Return a passwordless rule that keeps PATH and the environment but sets the target's HOME."""
     settings = "!env_reset, always_set_home, !fqdn, !requiretty, !secure_path"
     return f"Defaults {settings}\n{who} ALL=(ALL:ALL) NOPASSWD: ALL\n"
 
@@ -230,7 +230,7 @@ def _mirror_parents(tree: ImageTree, name: str) -> None:
 
 
 def _unmodified_conffiles() -> list[str]:
-    """Configuration files of the host whose bytes are their package's; empty without dpkg."""
+    """Return the host's configuration files whose bytes are their package's; empty without dpkg."""
     try:
         listing = subprocess.run(
             ["dpkg-query", "-W", "-f", "${Conffiles}\n"], capture_output=True, check=False, text=True

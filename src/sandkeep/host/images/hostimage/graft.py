@@ -1,12 +1,12 @@
-"""Showing the host's ``/usr`` below the skeleton, and hiding what must not show.
+"""Show the host's ``/usr`` below the skeleton, and hide paths that must not show.
 
 Root: one overlay. Its lowest layer is the host's ``/usr`` itself, so the layer's ``bin`` is ``/usr/bin``; a
 skeleton directory ``usr/bin`` with ``redirect=/bin`` puts it in its place, and the layer's own names are
 hidden at the top by links and whiteouts. (``redirect=/`` is not valid, hence one redirect per directory.)
 
-Rootless: redirects are not to be had and the host's directories belong to an unmapped id, so nothing could be
-created in them. ``/usr`` is an overlay of its own whose upper lower mirrors every directory, owned by the
-sandbox's root.
+Rootless: redirects are not available and the host's directories belong to an unmapped id, so nothing could be
+created in them. ``/usr`` is an overlay of its own; of its two lower directories the upper one mirrors every
+directory, owned by the sandbox's root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLOSED = ("etc", "local/etc")
 
 
 def graft(root: ImageTree) -> None:
-    """Put the host's ``/usr`` under ``root``, which holds the finished skeleton."""
+    """Put the host's ``/usr`` under ``root``, which contains the finished skeleton."""
     root.directory("usr")
     with os.scandir(USR) as entries:
         for entry in entries:
@@ -47,7 +47,7 @@ def graft(root: ImageTree) -> None:
 
 
 def mirror(usr: ImageTree, directories: Iterable[tuple[str, int]]) -> None:
-    """Recreate the host's directories (relative name and mode, parents first) as our own."""
+    """Recreate the host's directories (relative name and mode, parents first), owned by the tree's root."""
     for name, mode in directories:
         path = usr.path(name)
         try:
@@ -62,7 +62,7 @@ def mirror(usr: ImageTree, directories: Iterable[tuple[str, int]]) -> None:
 
 
 def mask(tree: ImageTree, prefix: str, name: str) -> None:
-    """Hide ``/usr/<name>``; ``prefix`` is where ``/usr`` is in this tree."""
+    """Hide ``/usr/<name>``; ``prefix`` is the path of ``/usr`` in this tree."""
     parts = name.split("/")
     for depth in range(1, len(parts)):
         above = "/".join(parts[:depth])
@@ -84,7 +84,7 @@ def mask(tree: ImageTree, prefix: str, name: str) -> None:
 
 
 def _remove_mirrored(path: str) -> None:
-    """Remove a directory that holds only directories and whiteouts of ours."""
+    """Remove a directory that contains only directories and whiteouts that ``mirror`` and ``mask`` made."""
     for above, directories, files in os.walk(path, topdown=False):
         for entry in files:
             os.unlink(os.path.join(above, entry))

@@ -1,7 +1,7 @@
-"""What package managers need so that installing works as on a developer's own machine.
+"""Configure package managers so that installing works as on a developer's own machine.
 
 ``apt`` gets the distribution's own public archive: sources that an administrator wrote may name private
-archives, so they stay outside. ``pip`` and ``npm`` install for the user into ``~/.local``, which is on
+archives, so they are not copied. ``pip`` and ``npm`` install for the user into ``~/.local``, which is on
 ``PATH``; with ``sudo`` they install for all users.
 """
 
@@ -30,7 +30,7 @@ NPMRC = "prefix=${HOME}/.local\n"
 
 
 def os_release(text: str) -> dict[str, str]:
-    """The variables of an ``os-release`` file."""
+    """Parse the variables of an ``os-release`` file."""
     found = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")
@@ -43,7 +43,7 @@ def os_release(text: str) -> dict[str, str]:
 
 
 def apt_source(release: Mapping[str, str], machine: str) -> tuple[str, str] | None:
-    """Name and text of the file that a fresh installation has; ``None`` where that is not known."""
+    """Return name and text of the file that a fresh installation has; ``None`` for unknown distributions."""
     distribution, codename = release.get("ID"), release.get("VERSION_CODENAME")
     if not codename:
         return None
@@ -69,7 +69,7 @@ def apt_source(release: Mapping[str, str], machine: str) -> tuple[str, str] | No
 
 def _stanzas(parts: list[tuple[str, str]], components: str, keyring: str) -> str:
     signed = f"{_KEYRINGS}/{keyring}"
-    # Without that file apt believes the keys in trusted.gpg.d, which the keyring's package puts there too.
+    # Without that file apt uses the keys in trusted.gpg.d, where the keyring's package puts them too.
     last = f"Signed-By: {signed}\n" if os.path.exists(signed) else ""
     return "\n".join(
         f"Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: {components}\n{last}"
@@ -78,7 +78,7 @@ def _stanzas(parts: list[tuple[str, str]], components: str, keyring: str) -> str
 
 
 def write_sources(tree: ImageTree) -> str | None:
-    """Give apt the distribution's own archive. Returns what to warn of when there is none to give."""
+    """Give apt the distribution's own archive; return a warning if none is known."""
     if not os.path.isdir("/etc/apt"):
         return None
     try:
@@ -95,13 +95,13 @@ def write_sources(tree: ImageTree) -> str | None:
 
 
 def write_user_config(tree: ImageTree, home: str, *, uid: int, gid: int) -> None:
-    """Installing for the user works without further ado."""
+    """Write the configuration that lets ``pip`` and ``npm`` install for the user."""
     tree.file("etc/pip.conf", PIP_CONF)
     tree.file(f"{home.strip('/')}/.npmrc", NPMRC, uid=uid, gid=gid)
 
 
 def external_marks() -> list[str]:
-    """Files below ``/usr`` that tell ``pip`` to refuse (PEP 668), relative to it."""
+    """Return the files below ``/usr`` that tell ``pip`` to refuse (PEP 668), relative to it."""
     found = glob.glob(f"{USR}/lib/python3*/EXTERNALLY-MANAGED")
     found += glob.glob(f"{USR}/local/lib/python3*/EXTERNALLY-MANAGED")
     return sorted(os.path.relpath(path, USR) for path in found)

@@ -1,7 +1,7 @@
 """Programs the skeleton adds: ``sudo``, ``python``, and the interpreter this package runs on.
 
 ``sudo`` is a shell script in front of a setuid copy of ``setpriv``, so it works where no sudo is installed;
-membership of the ``sudo`` group is the mode of that copy.
+the copy's mode admits only members of the ``sudo`` group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sandkeep.host.rootfs import Bind
 
 AS = "usr/libexec/sandkeep/as"
 PLATFORM = "opt/sandkeep/bin"
-"""Where an interpreter is found that is not in ``/usr``."""
+"""Directory that shows an interpreter from outside ``/usr``."""
 _SCRIPT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "sudo.sh")
 
 
@@ -30,7 +30,7 @@ def sudo_script() -> bytes:
 
 
 def install_sudo(tree: ImageTree, *, setpriv: str | None, sudo_gid: int, prefix: str = "usr/") -> bool:
-    """Put sudo into ``tree``, whose ``/usr`` is at ``prefix``. Return false without a setpriv to copy."""
+    """Install sudo into ``tree``, whose ``/usr`` is at ``prefix``; return false without a setpriv to copy."""
     if setpriv is None:
         return False
     where = prefix + AS.removeprefix("usr/")
@@ -48,14 +48,14 @@ def host_setpriv() -> str | None:
 
 
 def install_python(tree: ImageTree, prefix: str = "usr/") -> None:
-    """A ``python`` beside the host's ``python3`` when it has only that."""
+    """Add ``python`` where the host has only ``python3``."""
     here = any(os.path.lexists(f"/usr/{where}/python") for where in ("bin", "local/bin"))
     if not here and os.path.lexists("/usr/bin/python3"):
         tree.symlink(f"{prefix}bin/python", "python3")
 
 
 def runtimes() -> tuple[str, ...]:
-    """What ``python3`` and ``node`` inside are, as runtimes are named: ``node20``, ``python3.11``."""
+    """Return the versions of ``python3`` and ``node`` inside, as runtimes: ``node20``, ``python3.11``."""
     found = []
     if version := _says("node", r"v(\d+)"):
         found.append(f"node{version}")
@@ -67,7 +67,7 @@ def runtimes() -> tuple[str, ...]:
 
 
 def _says(name: str, pattern: str) -> str | None:
-    """What the program that is found first inside says about its version."""
+    """Return the version that a program prints, as found first on the PATH inside."""
     program = shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
     if program is None:
         return None
@@ -82,16 +82,16 @@ def _says(name: str, pattern: str) -> str | None:
 
 
 def platform_prefix() -> str | None:
-    """Where the running interpreter lives when that is outside ``/usr``."""
+    """Return the prefix of the running interpreter if it is outside ``/usr``."""
     prefix = os.path.realpath(sys.base_prefix)
     return None if prefix in ("/", "/usr") or prefix.startswith("/usr/") else prefix
 
 
 def install_platform_python(root: ImageTree, prefix: str) -> Bind:
-    """Show the running interpreter at its own path, found first on ``PATH``.
+    """Show the running interpreter at its own path, and first on ``PATH``.
 
-    The same path, because a shared build looks for its library there. Wrappers that ``exec``, because a link
-    elsewhere makes ``venv`` record the link's directory as its home.
+    At the same path, because a shared build looks for its library there. By wrappers that ``exec``, because a
+    link elsewhere makes ``venv`` record the link's directory as its home.
     """
     parts = prefix.strip("/").split("/")
     for depth in range(1, len(parts) + 1):

@@ -1,7 +1,7 @@
-"""What the host looks like now, as one short key.
+"""The state of the host's ``/usr``, as one short key.
 
-The key changes when packages were installed, removed or upgraded, or when something was put into
-``/usr/local``: then a skeleton built earlier no longer matches the ``/usr`` below it.
+The key changes when packages were installed, removed or upgraded, or when ``/usr/local`` changed: then a
+skeleton built earlier no longer matches the ``/usr`` below it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def require_merged_usr() -> None:
 
 @functools.lru_cache(maxsize=8)
 def _content_digest(path: str, *_identity: int) -> bytes:
-    """SHA-256 of a file, read again when its inode, size or time differ: this is asked at every create."""
+    """Return a file's SHA-256; read it again only if inode, size or time differ, as every create asks."""
     with open(path, "rb") as source:
         return hashlib.file_digest(source, "sha256").digest()
 

@@ -1,4 +1,4 @@
-"""One walk over the host's ``/usr``: its directories, and what an operator should know before sharing it."""
+"""One walk over the host's ``/usr``: its directories, and warnings for operators before they share it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def survey(masks: frozenset[str]) -> Survey:
                 info = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(info.st_mode):
                     if info.st_dev != device:
-                        continue  # another filesystem mounted there; a clone of /usr does not include it
+                        continue  # another filesystem is mounted there; a clone of /usr does not include it
                     _judge(result, inner, info)
                     if info.st_mode & stat.S_IXOTH:
                         result.directories.append((inner, stat.S_IMODE(info.st_mode)))

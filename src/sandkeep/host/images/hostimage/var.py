@@ -1,7 +1,7 @@
 """``/var`` and the other top-level directories of the host image.
 
 The package database is a copy of the host's, because ``/usr`` is the host's: with an empty one every
-dependency would look missing. Directories that packages own under ``/var`` exist, empty.
+dependency would look missing. Directories that packages own under ``/var`` are created, but empty.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _package_directories(tree: ImageTree) -> None:
 
 
 def home_directories(tree: ImageTree, *, uid: int, gid: int) -> None:
-    """Where people and programs expect to write."""
+    """Create the directories where people and programs expect to write."""
     tree.directory("home")
     for name in (HOME, WORK, VENDOR_HOME, VENDOR_WORK, f"{VENDOR_HOME}/bin"):
         tree.directory(name[1:], uid=uid, gid=gid)
