@@ -22,7 +22,7 @@ from sandkeep.errors import ExecutableNotFound, InvalidRequest, NameTaken, NotFo
 from sandkeep.net import policy as policies
 from sandkeep.policy import NetworkPolicy
 from sandkeep.policy_json import shown
-from sandkeep.spec import SandboxSpec
+from sandkeep.spec import SandboxSpec, vcpus_of
 from sandkeep.states import OutputStream, SessionStatus
 from sandkeep.wire import bodies, errors, responses, streams
 from sandkeep.wire.base import decode, encode
@@ -75,7 +75,7 @@ class Box:
             id=self.session_id,
             status=status,
             memory=self.spec.resources.memory_mb,
-            vcpus=self.spec.resources.vcpus,
+            vcpus=vcpus_of(self.spec.resources),
             timeout=self.timeout,
             region=self.spec.region,
             cwd="/vercel/sandbox",

@@ -238,7 +238,7 @@ def test_limits_asked_for_on_the_command_line_are_refused_where_they_would_not_h
     for request in ("command", "config"):
         answer = without_groups[request]
         assert answer["status"] not in (0, None)
-        assert "a limit of 2 vcpus" in answer["stderr"] and "--best-effort" in answer["stderr"]
+        assert "a limit of 2 cpus" in answer["stderr"] and "--best-effort" in answer["stderr"]
         assert without_groups[f"{request}, best effort"]["status"] == 0
 
 

@@ -156,6 +156,31 @@ class SizeType(_ParamType):
         return int(float(found[1]) * _SIZES[found[2]])
 
 
+class MegabytesType(SizeType):
+    """Megabytes, or a size with ``M``, ``G`` or ``T`` for powers of 1024, rounded up to a megabyte."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "MB|SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        return int(text) if text.isdecimal() else -(-super().convert(value, param, ctx) // (1 << 20))
+
+
+class CpusType(_ParamType):
+    """A number of processors, also parts of one."""
+
+    name = "cpus"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number: write 2 or 0.5", param, ctx)
+
+
 class TruthType(_ParamType):
     """``true`` or ``false``."""
 
@@ -178,6 +203,8 @@ TAG: Final = PairType()
 VARIABLE: Final = PairType(environment=True)
 MOUNT: Final = MountType()
 SIZE: Final = SizeType()
+MEGABYTES: Final = MegabytesType()
+CPUS: Final = CpusType()
 TRUTH: Final = TruthType()
 NUMBER: Final = NumberType()
 PORT: Final = NumberType(1, 65535)
