@@ -56,6 +56,9 @@ def main(data: str) -> None:
         answers = {
             "plain": _started(lambda: plain),
             "create": _started(lambda: sandkeep.create_sandbox(resources=Resources(2))),
+            "memory alone": _started(lambda: sandkeep.create_sandbox(resources=Resources(memory_mb=128))),
+            "disk alone": _started(lambda: sandkeep.create_sandbox(resources=Resources(disk_mb=128))),
+            "processes alone": _started(lambda: sandkeep.create_sandbox(resources=Resources(pids=128))),
             "best effort": _started(lambda: sandkeep.create_sandbox(resources=Resources(4, exact=False))),
             "resume asking": _started(
                 lambda: sandkeep.get_or_create_sandbox("plain", resources=Resources(2))
