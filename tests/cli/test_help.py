@@ -189,6 +189,7 @@ def test_an_option_after_the_command_counts_more_than_one_before_it() -> None:
         (["create", "--cpus", "0"], "--cpus: must be between 0.05"),
         (["create", "--memory", "63"], "--memory: must be between 64"),
         (["create", "--disk", "x"], "not a size"),
+        (["create", "--best-effort"], "give one of --cpus, --memory, --disk, --pids"),
         (["create", "--pids", "1"], "--pids: must be between 16"),
         (["create", "--vcpus", "2"], "'cpus' and 'memory'"),
         (["create", "--name", "no spaces"], "--name: may contain only letters"),

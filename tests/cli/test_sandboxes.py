@@ -220,6 +220,8 @@ CHANGES: list[tuple[list[str], Callable[[Any], bool]]] = [
     (["cpus", "0.5", "--best-effort"], lambda found: found["resources"]["cpus"] == 0.5),
     (["memory", "1g", "--best-effort"], lambda found: found["resources"]["memoryMb"] == 1024),
     (["disk", "2g", "--best-effort"], lambda found: found["resources"]["diskMb"] == 2048),
+    (["disk", "none", "--best-effort"], lambda found: found["resources"]["diskMb"] is None),
+    (["disk", "2g", "--best-effort"], lambda found: found["resources"]["diskMb"] == 2048),
     (["pids", "100", "--best-effort"], lambda found: found["resources"]["pids"] == 100),
     (["timeout", "1h30m"], lambda found: found["executionTimeLimit"] == 5400),
     (["idle-timeout", "45m"], lambda found: found["idleTimeout"] == 2700),

@@ -238,6 +238,8 @@ class Limit(NamedTuple):
     """The help of the flag."""
     change: str
     """The help of the command that changes it."""
+    value: str
+    """The help of that command's argument."""
     unit: str = ""
 
 
@@ -250,6 +252,7 @@ LIMITS: Final = (
         metavar="COUNT",
         flag="Processors, also parts of one, such as 0.5 [default: 2]",
         change="Change how many processors each new session has; other limits stay.",
+        value="Such as 4 or 0.5",
     ),
     Limit(
         "memory",
@@ -259,6 +262,7 @@ LIMITS: Final = (
         metavar="MB|SIZE",
         flag="Memory: a number of MB, or a size such as 512m or 2g [default: 4g]",
         change="Change how much memory each new session has; other limits stay.",
+        value="Such as 512, which are MB, or 2g",
         unit=" MB",
     ),
     Limit(
@@ -269,6 +273,7 @@ LIMITS: Final = (
         metavar="MB|SIZE",
         flag="Disk space for what a session writes: a number of MB, or a size such as 2g.",
         change="Change how much each new session may write; other limits stay.",
+        value="Such as 512, which are MB, or 2g",
         unit=" MB",
     ),
     Limit(
@@ -279,6 +284,7 @@ LIMITS: Final = (
         metavar="COUNT",
         flag="How many processes and threads may exist at the same time.",
         change="Change how many processes each new session may have; other limits stay.",
+        value="Such as 100",
     ),
 )
 VCPUS: Final = "'cpus' and 'memory' set the two independently"
@@ -466,7 +472,12 @@ def changes(values: Mapping[str, Any]) -> Configuration:
 def resources(values: Mapping[str, Any]) -> Resources | None:
     """Return the limits that the options set; ``None`` if they set none."""
     asked = {each.field: values[each.word] for each in LIMITS if values.get(each.word) is not None}
-    return Resources(**asked, exact=not values.get("best_effort")) if asked else None
+    if not asked:
+        if values.get("best_effort"):
+            flags = ", ".join(f"--{each.word}" for each in LIMITS)
+            raise click.UsageError(f"--best-effort is about limits: give one of {flags}")
+        return None
+    return Resources(**asked, exact=not values.get("best_effort"))
 
 
 def retention(values: Mapping[str, Any]) -> SnapshotRetention | None:

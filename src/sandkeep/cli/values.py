@@ -33,6 +33,7 @@ _UNITS: Final = {
     "y": 31536000.0,
     "year": 31536000.0,
 }
+NONE: Final = "none"
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
@@ -179,6 +180,18 @@ class CpusType(_ParamType):
             return float(value)
         except ValueError:
             self.fail(f"{value!r} is not a number: write 2 or 0.5", param, ctx)
+
+
+class OrNoneType(_ParamType):
+    """What another type takes, or ``none``."""
+
+    name = "value"
+
+    def __init__(self, kind: click.ParamType[Any]) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return NONE if str(value).lower() == NONE else self._kind.convert(value, param, ctx)
 
 
 class TruthType(_ParamType):

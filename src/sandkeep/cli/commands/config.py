@@ -13,7 +13,7 @@ from sandkeep.cli import options, present
 from sandkeep.cli.app import App
 from sandkeep.cli.framework import Group, argument, command, option, sandbox_argument
 from sandkeep.cli.output import lifetime, pairs
-from sandkeep.cli.values import LIFETIME, TRUTH, NumberType
+from sandkeep.cli.values import LIFETIME, NONE, TRUTH, NumberType, OrNoneType
 from sandkeep.spec import MAX_RETAINED, Mount, Resources, SnapshotRetention
 
 if TYPE_CHECKING:
@@ -129,10 +129,14 @@ def _change_limit(limit: options.Limit) -> None:
 
     def change(box: Sandbox, value: Any, best_effort: bool) -> dict[str, Any]:
         asked: dict[str, Any] = {**box.resources.asked, limit.field: value}
+        if value == NONE:
+            del asked[limit.field]
         return {"resources": Resources(**asked, exact=not best_effort)}
 
     change.__doc__ = limit.change
-    _changing(limit.word, value(limit.kind, limit.metavar, limit.flag), options.best_effort())(change)
+    kind, metavar = OrNoneType(limit.kind), f"{limit.metavar}|none"
+    about = f"{limit.value}; none: as the server has it by default."
+    _changing(limit.word, value(kind, metavar, about), options.best_effort())(change)
 
 
 for _limit in options.LIMITS:
