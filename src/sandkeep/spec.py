@@ -44,7 +44,7 @@ MAX_VCPUS = 512
 LIMITS: Final = ("cpus", "memory_mb", "disk_mb", "pids")
 _DEFAULTS: Final = {"cpus": DEFAULT_CPUS, "memory_mb": DEFAULT_MEMORY_MB}
 _BOUNDS: Final = {"memory_mb": (64, 16 << 20), "disk_mb": (1, 1 << 30), "pids": (16, 4_194_304)}
-"""The kernel has no more ids of processes. With less memory than that no interpreter starts."""
+"""Least and most. The kernel has no more ids of processes than that."""
 MAX_PORTS = 15
 MAX_TAGS = 5
 MAX_MOUNTS = 4

@@ -55,7 +55,7 @@ class DiskWatch:
         reserve = min(room.f_blocks * room.f_frsize // _RESERVE_PART, _RESERVE_MOST)
         short = free < reserve
         limited = self._limit is not None or any(most is not None for _, most in self._drives.values())
-        # More free space is no sign that this session wrote nothing: others delete.
+        # Free space can grow although this session writes, because other sessions delete.
         if not short and (not limited or used_since == 0):
             return None
         sizes = {name: tree_size(f"{self._directory}/{name}") for name in names}

@@ -255,7 +255,12 @@ def _shown(value: Any) -> Any:
         case timedelta():
             return milliseconds(value)
         case Resources():
-            return (vcpus_of(value), value.memory_mb, limits_object(value), value.exact or None)
+            return (
+                vcpus_of(value),
+                value.memory_mb,
+                limits_object(value),
+                (value.exact and bool(value.asked)) or None,
+            )
         case NetworkPolicy():
             return shown(value)
         case SnapshotRetention():
