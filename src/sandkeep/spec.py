@@ -6,6 +6,7 @@ memory is in megabytes. Nothing here knows how JSON spells it.
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections.abc import Mapping
 from dataclasses import field, fields
@@ -28,15 +29,22 @@ from sandkeep.frozen import Frozen
 from sandkeep.policy import NetworkPolicy
 from sandkeep.states import MountMode, Paths
 
-DEFAULT_VCPUS = 2
+DEFAULT_CPUS = 2
+DEFAULT_MEMORY_MB = 4096
 MEMORY_PER_VCPU_MB = 2048
+"""In the words of official clients, where memory follows from processors."""
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 SHORTEST_IDLE_TIMEOUT = timedelta(seconds=5)
 """The server looks that often; netd tells it every two seconds which sessions have open requests."""
 SHORTEST_LIFETIME = timedelta(seconds=1)
 """Of a sandbox. The server looks every five seconds for sandboxes to destroy."""
 DEFAULT_REGION = "iad1"
+LEAST_CPUS = 0.05
 MAX_VCPUS = 512
+LIMITS: Final = ("cpus", "memory_mb", "disk_mb", "pids")
+_DEFAULTS: Final = {"cpus": DEFAULT_CPUS, "memory_mb": DEFAULT_MEMORY_MB}
+_BOUNDS: Final = {"memory_mb": (64, 16 << 20), "disk_mb": (1, 1 << 30), "pids": (16, 4_194_304)}
+"""Least and most. The kernel has no more ids of processes than that."""
 MAX_PORTS = 15
 MAX_TAGS = 5
 MAX_MOUNTS = 4
@@ -51,30 +59,86 @@ _GIT_SCHEMES = frozenset({"http", "https", "git", "ssh"})
 
 @dataclass(frozen=True, slots=True, init=False)
 class Resources:
-    """Processors and memory of a session. Memory is 2048 MB for each processor."""
+    """Processors, memory, disk space and processes of a session: each limit is independent of the others."""
 
-    vcpus: int
+    cpus: float
+    """Processors, also parts of one: 0.5 is half the time of one. 2 by default."""
     memory_mb: int
+    """Memory of all processes together. 4096 by default."""
+    disk_mb: int | None
+    """Disk space for what a session writes; the files it starts from do not count, and drives have sizes of
+    their own. A session that needs more is stopped as ``disk full``, and what it wrote is kept. ``None``: the
+    server's setting, by default no limit."""
+    pids: int | None
+    """Processes and threads at the same time. ``None``: the server's setting, by default 4096."""
     exact: bool = field(default=True, compare=False, repr=False)
-    """Refuse to start a session where the host can neither enforce nor watch these limits. With ``False`` it
-    starts there with the limits that the host can hold, and its ``limits`` say which these are."""
+    """Refuse to start a session where the host can neither enforce nor watch the limits that are given here.
+    With ``False`` it starts there with those that the host can hold, and ``limits`` of the session says which
+    these are."""
+    asked: Mapping[str, float] = field(init=False, compare=False, repr=False)
+    """The limits that were given, by name. The others have their defaults, and are best effort."""
 
-    def __init__(self, vcpus: int | None = None, memory_mb: int | None = None, *, exact: bool = True) -> None:
-        for name, value in (("vcpus", vcpus), ("memory_mb", memory_mb)):
+    def __init__(
+        self,
+        cpus: float | None = None,
+        memory_mb: int | None = None,
+        disk_mb: int | None = None,
+        pids: int | None = None,
+        *,
+        exact: bool = True,
+    ) -> None:
+        if cpus is not None:
+            cpus = _check_cpus(cpus)
+        for name, value in (("memory_mb", memory_mb), ("disk_mb", disk_mb), ("pids", pids)):
             if value is not None:
                 expect(name, value, int, "a whole number")
-        if vcpus is None:
-            vcpus = DEFAULT_VCPUS if memory_mb is None else memory_mb // MEMORY_PER_VCPU_MB
-        if memory_mb is None:
-            memory_mb = vcpus * MEMORY_PER_VCPU_MB
-        if not 1 <= vcpus <= MAX_VCPUS or (vcpus != 1 and vcpus % 2):
-            refuse("vcpus", f"must be 1 or an even number up to {MAX_VCPUS}, not {vcpus}")
-        if memory_mb != vcpus * MEMORY_PER_VCPU_MB:
-            refuse("memory_mb", f"must be {vcpus * MEMORY_PER_VCPU_MB} for {vcpus} vcpus, not {memory_mb}")
-        object.__setattr__(self, "vcpus", vcpus)
+                least, most = _BOUNDS[name]
+                if not least <= value <= most:
+                    refuse(name, f"must be between {least} and {most}, not {value}")
         expect("exact", exact, bool, "True or False")
-        object.__setattr__(self, "memory_mb", memory_mb)
+        asked = {"cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
+        for name, default in asked.items():
+            object.__setattr__(self, name, _DEFAULTS.get(name) if default is None else default)
         object.__setattr__(self, "exact", exact)
+        object.__setattr__(self, "asked", Frozen({k: v for k, v in asked.items() if v is not None}))
+
+
+def _check_cpus(value: float) -> float:
+    """Return a number of processors; a whole number is an ``int``, so that it is spelled like one."""
+    expect("cpus", value, (int, float), "a number")
+    if not LEAST_CPUS <= value <= MAX_VCPUS:
+        refuse("cpus", f"must be between {LEAST_CPUS} and {MAX_VCPUS}, not {value}")
+    return int(value) if value == int(value) else value
+
+
+def vcpus_of(resources: Resources) -> int:
+    """Return the number of processors that official clients read: whole, rounded up."""
+    return math.ceil(resources.cpus)
+
+
+def in_vendor_words(resources: Resources) -> bool:
+    """Return whether ``vcpus`` and ``memory`` alone say what was asked for."""
+    if not resources.asked:
+        return True
+    whole = resources.cpus == 1 or resources.cpus % 2 == 0
+    return (
+        resources.asked.keys() == {"cpus", "memory_mb"}
+        and whole
+        and resources.memory_mb == resources.cpus * MEMORY_PER_VCPU_MB
+    )
+
+
+def vendor_resources(vcpus: int | None, memory: int | None, *, exact: bool = False) -> Resources:
+    """Return what official clients ask for with their words: memory is 2048 MB for each processor."""
+    if vcpus is None:
+        vcpus = DEFAULT_CPUS if memory is None else memory // MEMORY_PER_VCPU_MB
+    if memory is None:
+        memory = vcpus * MEMORY_PER_VCPU_MB
+    if not 1 <= vcpus <= MAX_VCPUS or (vcpus != 1 and vcpus % 2):
+        refuse("vcpus", f"must be 1 or an even number up to {MAX_VCPUS}, not {vcpus}")
+    if memory != vcpus * MEMORY_PER_VCPU_MB:
+        refuse("memory", f"must be {vcpus * MEMORY_PER_VCPU_MB} for {vcpus} vcpus, not {memory}")
+    return Resources(vcpus, memory, exact=exact)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -348,9 +412,9 @@ class SandboxSpec:
     resources: Resources = field(
         default_factory=lambda: Resources(exact=False),
         metadata=_option(
-            shown=("vcpus", "memory", "exact_resources"),
-            columns=("vcpus", "memory_mb", "exact_resources"),
-            cli=("vcpus", "best_effort"),
+            shown=("vcpus", "memory", "resources", "exact_resources"),
+            columns=("vcpus", "memory_mb", "asked_limits", "exact_resources"),
+            cli=("cpus", "memory", "disk", "pids", "best_effort"),
             of_session=True,
             sandbox_only=("exact_resources",),
         ),

@@ -139,7 +139,7 @@ def test_values_become_json_with_the_users_own_keys_untouched() -> None:
     )
     assert body == {
         "status": "running",
-        "resources": {"vcpus": 2, "memoryMb": 4096, "exact": True},
+        "resources": {"cpus": 2, "memoryMb": 4096, "diskMb": None, "pids": None, "exact": True},
         "time": "2026-01-02T03:04:05.678Z",
         "tags": {"my_own_key": "x"},
         "spans": [60.0],

@@ -25,7 +25,7 @@ def test_a_command_without_a_name_leaves_no_sandbox(cli: Program) -> None:
 
 def test_a_named_sandbox_is_made_found_and_kept(cli: Program, name: str) -> None:
     cli("run", "--name", name, "--", "sh", "-c", "echo one > file")
-    again = cli("run", "--name", name, "--stop", "--vcpus", "2", "--best-effort", "--", "cat", "file")
+    again = cli("run", "--name", name, "--stop", "--cpus", "2", "--best-effort", "--", "cat", "file")
     assert again.text == "one\n"
     assert cli("config", "list", name, "--json").json["status"] == "stopped"
     assert cli("run", "--name", name, "--rm", "cat", "file").text == "one\n"
@@ -36,7 +36,8 @@ def test_a_named_sandbox_is_made_found_and_kept(cli: Program, name: str) -> None
     ("options", "named"),
     [
         (["--network-policy", "deny-all"], ("networkPolicy", "allow-all", "deny-all")),
-        (["--vcpus", "4"], ("resources", '"vcpus": 2', '"vcpus": 4')),
+        (["--cpus", "4"], ("resources.cpus", "has 2", "and 4 was asked for")),
+        (["--memory", "512m"], ("resources.memoryMb", "has 4096", "and 512 was asked for")),
         (["--non-persistent"], ("persistent", "true", "false")),
         (["-p", "3000"], ("ports", "[]", "[3000]")),
         (["--tag", "a=b"], ("tags", "{}", '{"a": "b"}')),

@@ -58,7 +58,7 @@ def test_a_sandbox_is_created_listed_stopped_resumed_and_removed(cli: Program, n
 def test_stop_prints_usage_and_the_snapshot(cli: Program, box: str) -> None:
     cli("exec", box, "--", "sh", "-c", "head -c 300000 /dev/urandom > kept")
     first = cli("stop", box).err
-    assert "with 2 vCPUs and 4096 MB of memory" in first and "all its sessions" not in first
+    assert "with 2 CPUs and 4096 MB of memory" in first and "all its sessions" not in first
     assert re.search(r"kept in snap_\S+: [23]\d\d KiB, expires in \d+ days", first)
     cli("config", "snapshot-expiration", box, "none")
     cli("exec", box, "true")
@@ -73,9 +73,9 @@ def test_stop_prints_usage_and_the_snapshot(cli: Program, box: str) -> None:
 def test_listings_end_with_a_total(cli: Program, name: str, three: list[str]) -> None:
     listed = cli("ls", "--name-prefix", name)
     assert "MEMORY" in listed.text and listed.text.count("4096 MB") == 3
-    assert "3 sandboxes, 3 running with 6 vCPUs and 12288 MB of memory" in listed.err
+    assert "3 sandboxes, 3 running with 6 CPUs and 12288 MB of memory" in listed.err
     cli("stop", three[0])
-    assert "3 sandboxes, 2 running with 4 vCPUs" in cli("ls", "--all", "--name-prefix", name).err
+    assert "3 sandboxes, 2 running with 4 CPUs" in cli("ls", "--all", "--name-prefix", name).err
     part = cli("ls", "--all", "--name-prefix", name, "--limit", "2").err
     assert "More results" in part and "sandboxes," not in part
     assert cli("ls", "-q", "--name-prefix", name).err == ""
@@ -89,14 +89,14 @@ def test_a_taken_name_is_refused_with_a_hint(cli: Program, box: str) -> None:
 
 def test_creation_tells_programs_everything(cli: Program, name: str) -> None:
     made = cli(
-        "create", "--json", "--name", name, "--vcpus", "4", "--timeout", "10m", "-t", "a=b", "-p", "3000",
+        "create", "--json", "--name", name, "--cpus", "4", "--timeout", "10m", "-t", "a=b", "-p", "3000",
         "--best-effort", "--non-persistent", "--snapshot-expiration", "none", "--keep-last-snapshots", "3",
         "--keep-last-snapshots-for", "7d", "--delete-evicted-snapshots", "false",
         "--network-policy", "deny-all",
     ).json  # fmt: skip
     cli("rm", name)
     assert made["name"] == name and made["status"] == "running" and made["persistent"] is False
-    assert made["resources"] == {"vcpus": 4, "memoryMb": 8192, "exact": False}
+    assert made["resources"] == {"cpus": 4, "memoryMb": 4096, "diskMb": None, "pids": None, "exact": False}
     assert made["executionTimeLimit"] == 600 and made["snapshotExpiration"] == 0
     assert made["snapshotRetention"] == {"count": 3, "expiration": 604800, "deleteEvicted": False}
     assert made["tags"] == {"a": "b"} and made["networkPolicy"]["mode"] == "deny-all"
@@ -207,8 +207,8 @@ def test_a_fork_has_the_files_and_other_settings_where_asked(cli: Program, box: 
             cli("rm", f"{box}-2")
     cli("stop", box)
     try:
-        made = cli("fork", "--json", box, "--name", f"{box}-2", "--vcpus", "4", "--best-effort").json
-        assert made["resources"]["vcpus"] == 4
+        made = cli("fork", "--json", box, "--name", f"{box}-2", "--cpus", "4", "--best-effort").json
+        assert made["resources"]["cpus"] == 4
         assert cli("exec", f"{box}-2", "cat", "file").text == "here\n"
         assert "exists" in cli.fails("fork", box, "--name", f"{box}-2")
         cli.fails("fork", f"{box}-none")
@@ -217,7 +217,12 @@ def test_a_fork_has_the_files_and_other_settings_where_asked(cli: Program, box: 
 
 
 CHANGES: list[tuple[list[str], Callable[[Any], bool]]] = [
-    (["vcpus", "4", "--best-effort"], lambda found: found["resources"]["vcpus"] == 4),
+    (["cpus", "0.5", "--best-effort"], lambda found: found["resources"]["cpus"] == 0.5),
+    (["memory", "1g", "--best-effort"], lambda found: found["resources"]["memoryMb"] == 1024),
+    (["disk", "2g", "--best-effort"], lambda found: found["resources"]["diskMb"] == 2048),
+    (["disk", "none", "--best-effort"], lambda found: found["resources"]["diskMb"] is None),
+    (["disk", "2g", "--best-effort"], lambda found: found["resources"]["diskMb"] == 2048),
+    (["pids", "100", "--best-effort"], lambda found: found["resources"]["pids"] == 100),
     (["timeout", "1h30m"], lambda found: found["executionTimeLimit"] == 5400),
     (["idle-timeout", "45m"], lambda found: found["idleTimeout"] == 2700),
     (["persistent", "false"], lambda found: found["persistent"] is False),
@@ -248,7 +253,16 @@ def test_every_configuration_can_be_changed(cli: Program, box: str) -> None:
         found = cli("config", field, box, *value, "--json").json
         assert holds(found), (field, found)
     shown = cli("config", "list", box).text
-    for part in ("1h 30m", "45m", "8192 MB", "4000", "restricted: *.example.com, not 10.0.0.0/8"):
+    for part in (
+        "1h 30m",
+        "45m",
+        "0.5",
+        "1024 MB",
+        "2048 MB",
+        "100",
+        "4000",
+        "restricted: *.example.com, not 10.0.0.0/8",
+    ):
         assert part in shown, shown
     assert cli("config", "list", box, "--json").json["executionTimeLimit"] == 5400
     assert cli("config", "idle-timeout", box, "none", "--json").json["idleTimeout"] is None
@@ -289,7 +303,8 @@ def test_a_sandbox_that_is_destroyed_on_stop_is_gone_after_it(
 @pytest.mark.parametrize(
     ("args", "status"),
     [
-        (["vcpus", "{}", "3"], 2),
+        (["cpus", "{}", "0"], 2),
+        (["vcpus", "{}", "2"], 2),
         (["timeout", "{}", "5"], 2),
         (["persistent", "{}", "maybe"], 2),
         (["keep-last-snapshots-for", "{}", "7d"], 2),

@@ -17,16 +17,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from msgspec import UNSET
+
 from sandkeep.checks import milliseconds
 from sandkeep.errors import ExecutableNotFound, InvalidRequest, NameTaken, NotFound, SandkeepError
 from sandkeep.net import policy as policies
 from sandkeep.policy import NetworkPolicy
 from sandkeep.policy_json import shown
-from sandkeep.spec import SandboxSpec
+from sandkeep.spec import Resources, SandboxSpec, vcpus_of
 from sandkeep.states import OutputStream, SessionStatus
 from sandkeep.wire import bodies, errors, responses, streams
 from sandkeep.wire.base import decode, encode
-from sandkeep.wire.objects import CommandObject, RouteObject, SandboxObject, SessionObject, spec_fields
+from sandkeep.wire.objects import (
+    CommandObject,
+    RouteObject,
+    SandboxObject,
+    SessionObject,
+    limits_object,
+    spec_fields,
+)
 from sandkeep.wire.policies import PolicyBody
 
 NOW = 1_700_000_000_000
@@ -75,7 +84,7 @@ class Box:
             id=self.session_id,
             status=status,
             memory=self.spec.resources.memory_mb,
-            vcpus=self.spec.resources.vcpus,
+            vcpus=vcpus_of(self.spec.resources),
             timeout=self.timeout,
             region=self.spec.region,
             cwd="/vercel/sandbox",
@@ -88,6 +97,7 @@ class Box:
             project_id=PROJECT,
             network_policy=shown(self.live),
             interactive_port=1,
+            resources=limits_object(self.spec.resources) or UNSET,
         )
 
     def routes(self) -> list[RouteObject]:
@@ -116,12 +126,15 @@ class Stub:
     """Sent instead of the next answers, without doing anything."""
     pending: int = 0
     """In how many answers sessions are still starting."""
+    resources: Resources | None = None
+    """What sandboxes have instead of what the client asked for: limits that only our own clients can name."""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         parts = [unquote(part) for part in path.removeprefix("/api").strip("/").split("/")]
         match method, *parts:
             case "POST", ("v2" | "v3") as version, "sandboxes":
                 spec = decode(bodies.CreateBody, body).spec(legacy=version == "v2")
+                spec = dataclasses.replace(spec, resources=self.resources or spec.resources)
                 return self._json(self._started(self._create(spec)))
             case "GET", "v2", "sandboxes", name:
                 return self._json(self._started(self._box(name)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandkeep.errors import RateLimited, TransportError
+from sandkeep.spec import Resources
 from sandkeep.wire import errors
 from tests.conformance.clients import Client
 from tests.conformance.expectations import SHAPES, SHARED
@@ -47,6 +48,15 @@ def test_python(python_client: Client, shapes: Stub, surface: str, name: str) ->
 def test_node(node_client: Client, shapes: Stub, name: str) -> None:
     assert node_client.run(name, server=shapes).observed == SEEN[name]
     assert not shapes.boxes, "the driver leaves nothing behind"
+
+
+def test_limits_that_official_clients_cannot_name_are_whole_numbers_to_them(
+    python_client: Client, node_client: Client, shapes: Stub
+) -> None:
+    shapes.resources = Resources(0.5, 256, 1024, 100)
+    wanted = {**SHARED["create_default"], "vcpus": 1, "memory": 256}
+    assert python_client.run("sync", "create_default", server=shapes).observed == wanted
+    assert node_client.run("create_default", server=shapes).observed == wanted
 
 
 def test_a_request_refused_for_now_is_sent_again_and_done_once(node_client: Client, shapes: Stub) -> None:

@@ -12,7 +12,7 @@ HOG = "held = [bytearray(b'x') * (64 << 20) for _ in range(56)]"
 
 
 def test_a_process_that_runs_out_of_memory_is_told_from_one_that_was_killed() -> None:
-    with sandkeep.create_sandbox(resources=sandkeep.Resources(vcpus=1, exact=False)) as box:
+    with sandkeep.create_sandbox(resources=sandkeep.Resources(cpus=1, memory_mb=2048, exact=False)) as box:
         limit = box.current_session.limits["memory"]
         if limit not in ("enforced", "watched"):
             pytest.skip(f"memory of sessions is {limit} here")

@@ -309,7 +309,7 @@ def test_configuration_is_spelled_as_the_wire_has_it() -> None:
     body = bodies.configuration(
         name="a",
         execution_time_limit=90,
-        resources=Resources(1),
+        resources=Resources(0.5, 256, pids=100),
         snapshot_expiration=timedelta(days=1),
         snapshot_retention=SnapshotRetention(3, timedelta(hours=1)),
         ports=(80,),
@@ -317,7 +317,7 @@ def test_configuration_is_spelled_as_the_wire_has_it() -> None:
     assert body == {
         "name": "a",
         "timeout": 90_000,
-        "resources": {"vcpus": 1, "memory": 2048, "exact": True},
+        "resources": {"cpus": 0.5, "memoryMb": 256, "pids": 100, "exact": True},
         "snapshotExpiration": 86_400_000,
         "keepLastSnapshots": {"count": 3, "deleteEvicted": True, "expiration": 3_600_000},
         "ports": [80],

@@ -17,7 +17,11 @@ from sandkeep.errors import ProcessFailed, SandkeepError
 
 async def agent(url: str) -> int:
     async with sandkeep.Client(url, token="t", project="p") as client:
-        box = await client.create_sandbox("a", tags={"k": "v"}, resources=sandkeep.Resources(vcpus=2))
+        box = await client.create_sandbox(
+            "a",
+            tags={"k": "v"},
+            resources=sandkeep.Resources(cpus=0.5, memory_mb=256, disk_mb=1024, pids=100),
+        )
         assert_type(box, sandkeep.Sandbox)
         async with client.get_or_create_sandbox("b", on_create=prepare, runtime="python3.13") as other:
             assert_type(other, sandkeep.Sandbox)

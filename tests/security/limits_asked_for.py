@@ -56,6 +56,9 @@ def main(data: str) -> None:
         answers = {
             "plain": _started(lambda: plain),
             "create": _started(lambda: sandkeep.create_sandbox(resources=Resources(2))),
+            "memory alone": _started(lambda: sandkeep.create_sandbox(resources=Resources(memory_mb=128))),
+            "disk alone": _started(lambda: sandkeep.create_sandbox(resources=Resources(disk_mb=128))),
+            "processes alone": _started(lambda: sandkeep.create_sandbox(resources=Resources(pids=128))),
             "best effort": _started(lambda: sandkeep.create_sandbox(resources=Resources(4, exact=False))),
             "resume asking": _started(
                 lambda: sandkeep.get_or_create_sandbox("plain", resources=Resources(2))
@@ -66,10 +69,10 @@ def main(data: str) -> None:
             "fork of kept": _started(lambda: sandkeep.fork_sandbox("kept", name="heir")),
             "v2": _official(server, "v2"),
             "v3": _official(server, "v3"),
-            "command": _command("create", "--name", "c", "--vcpus", "2"),
-            "command, best effort": _command("create", "--name", "c", "--vcpus", "2", "--best-effort"),
-            "config": _command("config", "vcpus", "kept", "2"),
-            "config, best effort": _command("config", "vcpus", "kept", "2", "--best-effort"),
+            "command": _command("create", "--name", "c", "--cpus", "2"),
+            "command, best effort": _command("create", "--name", "c", "--cpus", "2", "--best-effort"),
+            "config": _command("config", "cpus", "kept", "2"),
+            "config, best effort": _command("config", "cpus", "kept", "2", "--best-effort"),
             "resume afterwards": _started(lambda: sandkeep.resume_sandbox("kept")),
         }
         print(json.dumps(answers))

@@ -232,13 +232,28 @@ def test_limits_asked_for_with_the_sdk_are_refused_where_they_would_not_hold(
     assert "exact=False" in answer["hint"] and "doctor" in answer["hint"]
 
 
+def test_only_limits_that_were_asked_for_are_refused_and_none_that_can_be_watched(
+    without_groups: dict[str, dict[str, Any]],
+) -> None:
+    for part in ("memory", "disk"):
+        answer = without_groups[f"{part} alone"]
+        assert (answer["limits"][part], answer["limits"]["cpu"], answer["exact"]) == (
+            "watched",
+            "absent",
+            True,
+        )
+    answer = without_groups["processes alone"]
+    assert (answer["refused"], answer["part"]) == ("LimitUnenforceable", "pids")
+    assert answer["field"] == "resources.pids" and "a limit of 128 processes" in answer["message"]
+
+
 def test_limits_asked_for_on_the_command_line_are_refused_where_they_would_not_hold(
     without_groups: dict[str, dict[str, Any]],
 ) -> None:
     for request in ("command", "config"):
         answer = without_groups[request]
         assert answer["status"] not in (0, None)
-        assert "a limit of 2 vcpus" in answer["stderr"] and "--best-effort" in answer["stderr"]
+        assert "a limit of 2 cpus" in answer["stderr"] and "--best-effort" in answer["stderr"]
         assert without_groups[f"{request}, best effort"]["status"] == 0
 
 

@@ -24,6 +24,8 @@ def drop_columns_since_sealed_policies(run: Callable[[str], object]) -> None:
     run("DROP INDEX sandboxes_by_lifetime")
     for column in ("exact_resources", "destroy_on_stop", "delete_after_ms", "delete_at_ms"):
         run(f"ALTER TABLE sandboxes DROP COLUMN {column}")
+    for table in ("sandboxes", "sessions"):
+        run(f"ALTER TABLE {table} DROP COLUMN asked_limits")
 
 
 def sandbox(project: str, name: str, **facts: Any) -> Sandbox:

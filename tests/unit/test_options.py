@@ -59,7 +59,7 @@ SAMPLES: dict[str, Any] = {
     "ports": (3000, 8080),
     "timeout": timedelta(minutes=7),
     "idle_timeout": timedelta(minutes=3),
-    "resources": Resources(4),
+    "resources": Resources(0.5, 256, 1024, 100),
     "persistent": False,
     "destroy_on_stop": True,
     "delete_after": timedelta(hours=12),

@@ -13,7 +13,7 @@ from sandkeep.engine.limits import EXPLICIT
 from sandkeep.host.doctor import groups
 from sandkeep.sdk._async.transport import BOOT_SECONDS, QUIET_SECONDS
 from sandkeep.shared import protocol
-from sandkeep.spec import DEFAULT_TIMEOUT, DEFAULT_VCPUS, MEMORY_PER_VCPU_MB
+from sandkeep.spec import DEFAULT_CPUS, DEFAULT_MEMORY_MB, DEFAULT_TIMEOUT
 from sandkeep.supervisor import limits
 from tests.conftest import IS_ROOT, ROOT
 from tests.sdk.tls import Authority
@@ -45,8 +45,8 @@ def test_memory_without_control_groups_is_told_alike_wherever_it_is_told() -> No
     assert limits.RELAXED == 2.0
     for text in (said, words("SECURITY.md"), words("docs/doctor.md")):
         assert "memory is watched" in text and every in text and "instead of enforced, processes" not in text
-    # The engine has the driver refuse processors that a caller asked for, and lets memory be watched.
-    assert {"cpu"} == EXPLICIT
+    # The engine has the driver refuse what cannot be watched of the limits that a caller asked for.
+    assert {"cpu", "pids"} == EXPLICIT
     assert "is refused there" in words("SECURITY.md")
 
 
@@ -70,7 +70,7 @@ def test_the_first_hour_quotes_what_is_said_and_its_links_lead_somewhere() -> No
             r"^#+ (.*)$", (ROOT / "docs" / (target or "first-hour.md")).read_text(), re.MULTILINE
         )
         assert anchor in {title.lower().replace(" ", "-").replace("`", "") for title in titles}, anchor
-    assert DEFAULT_TIMEOUT.total_seconds() == 300 and DEFAULT_VCPUS == 2 and MEMORY_PER_VCPU_MB == 2048
+    assert DEFAULT_TIMEOUT.total_seconds() == 300 and DEFAULT_CPUS == 2 and DEFAULT_MEMORY_MB == 4096
 
 
 def test_the_index_lists_every_page() -> None:

@@ -92,6 +92,7 @@ def test_a_sandbox_reads_back_as_it_was_written(store: Store) -> None:
         keep_last_snapshots=KeepLast(3, 86_400_000, False),
         failover_regions=("a", "b"),
         source={"type": "git", "url": "https://example.org/é"},
+        asked_limits={"cpus": 0.5, "memory_mb": 256},
         total_egress_bytes=1 << 60,
     )
     unset = [f.name for f in fields(box) if getattr(box, f.name) is None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -30,6 +31,9 @@ from sandkeep.spec import (
     SnapshotRetention,
     SnapshotSource,
     TarballSource,
+    in_vendor_words,
+    vcpus_of,
+    vendor_resources,
 )
 from sandkeep.states import MountMode, PolicyMode, SessionStatus
 
@@ -39,21 +43,44 @@ def _any(value: Any) -> Any:
     return value
 
 
-def test_memory_follows_vcpus_unless_both_agree() -> None:
-    assert Resources() == Resources(2, 4096)
-    assert Resources(4).memory_mb == 8192
-    assert Resources(memory_mb=2048).vcpus == 1
-    assert Resources(8, 16384).vcpus == 8
+def test_limits_are_independent_of_each_other() -> None:
+    assert Resources() == Resources(2, 4096) == Resources(cpus=2.0)
+    assert Resources(0.5) == Resources(cpus=0.5, memory_mb=4096)
+    assert Resources(memory_mb=64).cpus == 2
+    assert repr(Resources(3.0, 100, 1, 16)) == "Resources(cpus=3, memory_mb=100, disk_mb=1, pids=16)"
+    half = Resources(0.5, pids=100, exact=False)
+    assert dataclasses.replace(half, memory_mb=128) == Resources(0.5, 128, pids=100)
+    assert pickle.loads(pickle.dumps(half)).asked == half.asked == {"cpus": 0.5, "pids": 100}
+    assert hash(half) == hash(Resources(0.5, 4096, pids=100))
+
+
+def test_official_clients_have_memory_by_the_processor() -> None:
+    assert vendor_resources(None, None) == Resources()
+    assert vendor_resources(4, None) == Resources(4, 8192)
+    assert vendor_resources(None, 2048) == Resources(1, 2048)
+    assert (vcpus_of(Resources(0.05)), vcpus_of(Resources(2)), vcpus_of(Resources(2.5))) == (1, 2, 3)
+    assert in_vendor_words(Resources(4, 8192)) and in_vendor_words(Resources())
+    for other in (Resources(4), Resources(0.5, 1024), Resources(3, 6144), Resources(1, 2048, pids=100)):
+        assert not in_vendor_words(other)
 
 
 @pytest.mark.parametrize(
     ("build", "field"),
     [
-        (lambda: Resources(0), "vcpus"),
-        (lambda: Resources(3), "vcpus"),
-        (lambda: Resources(514), "vcpus"),
-        (lambda: Resources(2, 2048), "memory_mb"),
-        (lambda: Resources(memory_mb=3000), "memory_mb"),
+        (lambda: Resources(0), "cpus"),
+        (lambda: Resources(0.04), "cpus"),
+        (lambda: Resources(513), "cpus"),
+        (lambda: Resources(float("nan")), "cpus"),
+        (lambda: Resources(float("inf")), "cpus"),
+        (lambda: Resources(2, 63), "memory_mb"),
+        (lambda: Resources(memory_mb=(16 << 20) + 1), "memory_mb"),
+        (lambda: Resources(disk_mb=0), "disk_mb"),
+        (lambda: Resources(pids=15), "pids"),
+        (lambda: Resources(pids=_any(100.0)), "pids"),
+        (lambda: vendor_resources(3, None), "vcpus"),
+        (lambda: vendor_resources(514, None), "vcpus"),
+        (lambda: vendor_resources(2, 2048), "memory"),
+        (lambda: vendor_resources(None, 3000), "memory"),
         (lambda: SnapshotRetention(0), "count"),
         (lambda: SnapshotRetention(101), "count"),
         (lambda: SnapshotRetention(1, timedelta(seconds=-1)), "expiration"),
@@ -116,7 +143,8 @@ def test_memory_follows_vcpus_unless_both_agree() -> None:
         (lambda: SandboxSpec(mounts={"/a": Mount("d"), "/a/b": Mount("e")}), 'mounts["/a/b"]'),
         (lambda: SandboxSpec(mounts={f"/m{n}": Mount("d") for n in range(5)}), "mounts"),
         (lambda: SandboxSpec(failover_regions=("iad1",)), "failover_regions[0]"),
-        (lambda: Resources(_any("2")), "vcpus"),
+        (lambda: Resources(_any("2")), "cpus"),
+        (lambda: Resources(_any(True)), "cpus"),
         (lambda: Resources(memory_mb=_any(True)), "memory_mb"),
         (lambda: SnapshotRetention(_any("1")), "count"),
         (lambda: SnapshotRetention(1, float("nan")), "expiration"),

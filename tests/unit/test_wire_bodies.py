@@ -42,6 +42,15 @@ def test_the_smallest_create_means_the_defaults() -> None:
     assert create(ports=[], name="a") == SandboxSpec(name="a")
 
 
+def test_each_limit_can_be_asked_for_alone() -> None:
+    for limit in ({"cpus": 0.5}, {"memory_mb": 256}, {"disk_mb": 1024}, {"pids": 100}):
+        [(name, value)] = limit.items()
+        word = {"memory_mb": "memoryMb", "disk_mb": "diskMb"}.get(name, name)
+        found = create(resources={word: value}).resources
+        assert found == Resources(**limit) and found.asked == limit
+    assert create(resources={"exact": True}).resources.asked == {}
+
+
 def test_a_full_create_arrives_in_full() -> None:
     spec = create(
         name="a",
@@ -67,7 +76,7 @@ def test_a_full_create_arrives_in_full() -> None:
         source=GitSource("https://h/r", depth=1, revision="main", username="u"),
         ports=(3000,),
         timeout=timedelta(minutes=2),
-        resources=Resources(4),
+        resources=Resources(4, 8192),
         image="vercel/sandbox/node:24",
         persistent=False,
         network_policy=NetworkPolicy.deny_all(),
@@ -120,6 +129,14 @@ def test_unknown_keys_are_ignored_private_ones_too() -> None:
         ({"name": "drives"}, "name"),
         ({"resources": {"vcpus": 3}}, "resources.vcpus"),
         ({"resources": {"vcpus": 2, "memory": 1}}, "resources.memory"),
+        ({"resources": {"memory": 512}}, "resources.vcpus"),
+        ({"resources": {"vcpus": 2, "pids": 100}}, "resources.vcpus"),
+        ({"resources": {"memory": 4096, "cpus": 2}}, "resources.memory"),
+        ({"resources": {"cpus": 0}}, "resources.cpus"),
+        ({"resources": {"cpus": "2"}}, "resources.cpus"),
+        ({"resources": {"memoryMb": 63}}, "resources.memoryMb"),
+        ({"resources": {"diskMb": 0}}, "resources.diskMb"),
+        ({"resources": {"pids": 1.5}}, "resources.pids"),
         ({"runtime": "node24", "image": "x"}, "runtime"),
         ({"env": {"A": 1}}, "env[...]"),
         ({"env": {"A=": "1"}}, 'env["A="]'),
@@ -176,7 +193,7 @@ def test_an_update_tells_absent_from_null_and_from_empty() -> None:
     }
     assert changes('{"env":{},"tags":{},"ports":[]}') == {"env": {}, "tags": {}, "ports": ()}
     assert changes('{"resources":{"vcpus":4,"memory":8192},"timeout":300000}') == {
-        "resources": Resources(4),
+        "resources": Resources(4, 8192),
         "timeout": timedelta(minutes=5),
     }
     for field in ("persistent", "resources", "tags", "timeout", "currentSnapshotId", "region"):

@@ -51,7 +51,7 @@ SNAPSHOT = SnapshotObject(
 def test_a_sandbox_shows_its_configuration_but_not_its_environment() -> None:
     spec = SandboxSpec(
         env={"SECRET": "hunter2"},
-        resources=Resources(4),
+        resources=Resources(4, 8192),
         timeout=timedelta(minutes=1),
         tags={"t": "1"},
         mounts={"/d": Mount("d")},
@@ -78,6 +78,13 @@ def test_a_sandbox_shows_its_configuration_but_not_its_environment() -> None:
         "tags": {"t": "1"},
         "mounts": {"/d": {"drive": "d", "mode": "read-write"}},
     }
+
+
+def test_official_clients_read_whole_processors_and_what_was_asked_for_is_beside_them() -> None:
+    assert spec_fields(SandboxSpec()).keys().isdisjoint({"resources", "exact_resources"})
+    found = spec_fields(SandboxSpec(resources=Resources(0.5, 256, pids=100, exact=False)))
+    assert (found["vcpus"], found["memory"]) == (1, 256)
+    assert json.loads(encode(found["resources"])) == {"cpus": 0.5, "memoryMb": 256, "pids": 100}
 
 
 def test_cleared_mounts_and_tags_are_shown_as_empty() -> None:

@@ -152,7 +152,7 @@ def service(machine: Machine, request: pytest.FixtureRequest) -> Iterator[Servic
     if made.user == "root":
         machine.run("rm -rf /srv/sandkeep")
     made.install()
-    made.cli("create", "--name", "box", "--vcpus", "1", "--timeout", "5h", "--silent")
+    made.cli("create", "--name", "box", "--cpus", "1", "--memory", "2g", "--timeout", "5h", "--silent")
     made.cli("exec", "box", "--", "sh", "-c", f"setsid {made.sleep} >/dev/null 2>&1 </dev/null & echo begun")
     yield made
     made.remove()
@@ -201,7 +201,7 @@ BOMB = "my $n = 0; while (defined(my $p = fork)) { if (!$p) { sleep 60000; exit 
 
 def test_one_session_cannot_use_up_everybodys_processes(service: Service) -> None:
     allowed = int(service.limits_in_force()["pids.max"])
-    service.cli("create", "--name", "bomb", "--vcpus", "1", "--timeout", "5h", "--silent")
+    service.cli("create", "--name", "bomb", "--cpus", "1", "--memory", "2g", "--timeout", "5h", "--silent")
     try:
         started = int(service.cli("exec", "bomb", "--", "perl", "-e", BOMB))
         assert allowed * 0.95 < started < allowed, "its own limit ended it, and no smaller one"

@@ -25,8 +25,11 @@ OPTIONS, COMMON = "Options", "Common options"
 _OPTION_OF = {
     "allow_subnets": "allowed_cidr",
     "deny_subnets": "denied_cidr",
+    "diskMb": "disk",
+    "disk_mb": "disk",
     "domains": "allowed_domain",
     "execution_time_limit": "timeout",
+    "memory_mb": "memory",
     "sandbox": "name",
     "session_id": "session",
     "snapshot_id": "snapshot",
@@ -202,7 +205,8 @@ class Command(_Contextual):
         """Return the error's message with the name of the option that set the invalid field."""
         field, problem = str(error.details.get("field", "")), error.details.get("problem", error.message)
         root, _, inside = field.partition("[")
-        root = root.partition(".")[0]
+        root, _, limit = root.partition(".")
+        root = limit if root == "resources" and limit else root
         if inside.startswith('"'):
             problem = f"{inside[1:-2]!r} {problem}"
         if "maximum_ms" in error.details:

@@ -9,8 +9,10 @@ import click
 
 from sandkeep.cli.framework import absent, each_once, option, options
 from sandkeep.cli.values import (
+    CPUS,
     DURATION,
     LIFETIME,
+    MEGABYTES,
     MOUNT,
     NUMBER,
     PORT,
@@ -221,26 +223,91 @@ mounts = option(
 )
 
 
+class Limit(NamedTuple):
+    """A limit of a sandbox: its flag for new sandboxes, its command and row of ``config``."""
+
+    word: str
+    """Its name on a command line."""
+    field: str
+    """The field of `Resources`."""
+    label: str
+    """The name of its row in ``config list``."""
+    kind: click.ParamType[Any]
+    metavar: str
+    flag: str
+    """The help of the flag."""
+    change: str
+    """The help of the command that changes it."""
+    value: str
+    """The help of that command's argument."""
+    unit: str = ""
+
+
+LIMITS: Final = (
+    Limit(
+        "cpus",
+        "cpus",
+        label="CPUs",
+        kind=CPUS,
+        metavar="COUNT",
+        flag="Processors, also parts of one, such as 0.5 [default: 2]",
+        change="Change how many processors each new session has; other limits stay.",
+        value="Such as 4 or 0.5",
+    ),
+    Limit(
+        "memory",
+        "memory_mb",
+        label="Memory",
+        kind=MEGABYTES,
+        metavar="MB|SIZE",
+        flag="Memory: a number of MB, or a size such as 512m or 2g [default: 4g]",
+        change="Change how much memory each new session has; other limits stay.",
+        value="Such as 512, which are MB, or 2g",
+        unit=" MB",
+    ),
+    Limit(
+        "disk",
+        "disk_mb",
+        label="Disk",
+        kind=MEGABYTES,
+        metavar="MB|SIZE",
+        flag="Disk space for what a session writes: a number of MB, or a size such as 2g.",
+        change="Change how much each new session may write; other limits stay.",
+        value="Such as 512, which are MB, or 2g",
+        unit=" MB",
+    ),
+    Limit(
+        "pids",
+        "pids",
+        label="Processes",
+        kind=NUMBER,
+        metavar="COUNT",
+        flag="How many processes and threads may exist at the same time.",
+        change="Change how many processes each new session may have; other limits stay.",
+        value="Such as 100",
+    ),
+)
+VCPUS: Final = "'cpus' and 'memory' set the two independently"
+
+
 def best_effort(**more: Any) -> Callable[[Any], Any]:
-    """The flag beside the number of processors that makes it a wish."""
+    """The flag beside limits that makes them a wish."""
     return option(
         "--best-effort",
         is_flag=True,
-        help="Start also where the host cannot hold sessions to these processors and their memory.",
+        help="Start also where the host cannot hold sessions to these limits.",
         **more,
     )
 
 
 _size = options(
     _settings(SANDBOX),
-    option(
-        "--vcpus",
-        type=NUMBER,
-        metavar="COUNT",
-        section=SANDBOX,
-        help="Processors: 1 or an even number, each with 2048 MB of memory [default: 2]",
+    *(
+        option(f"--{each.word}", type=each.kind, metavar=each.metavar, section=SANDBOX, help=each.flag)
+        for each in LIMITS
     ),
     best_effort(section=SANDBOX),
+    option("--vcpus", **absent(VCPUS)),
     ports,
 )
 _tail = options(
@@ -383,8 +450,8 @@ def changes(values: Mapping[str, Any]) -> Configuration:
         each.keyword: values[each.name] for each in SETTINGS if values.get(each.name) not in (None, False)
     }
     found |= cast("Configuration", plain)
-    if values.get("vcpus") is not None:
-        found["resources"] = Resources(values["vcpus"], exact=not values.get("best_effort"))
+    if (limits := resources(values)) is not None:
+        found["resources"] = limits
     if values.get("ports"):
         found["ports"] = values["ports"]
     if values.get("env"):
@@ -400,6 +467,17 @@ def changes(values: Mapping[str, Any]) -> Configuration:
     if (kept := retention(values)) is not None:
         found["snapshot_retention"] = kept
     return found
+
+
+def resources(values: Mapping[str, Any]) -> Resources | None:
+    """Return the limits that the options set; ``None`` if they set none."""
+    asked = {each.field: values[each.word] for each in LIMITS if values.get(each.word) is not None}
+    if not asked:
+        if values.get("best_effort"):
+            flags = ", ".join(f"--{each.word}" for each in LIMITS)
+            raise click.UsageError(f"--best-effort is about limits: give one of {flags}")
+        return None
+    return Resources(**asked, exact=not values.get("best_effort"))
 
 
 def retention(values: Mapping[str, Any]) -> SnapshotRetention | None:

@@ -120,7 +120,8 @@ def pairs(mapping: Mapping[str, str]) -> str:
 def plain(value: Any) -> Any:
     """Convert a value of the SDK to JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {camel(field.name): plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        given = (field.name for field in dataclasses.fields(value) if field.init)
+        return {camel(name): plain(getattr(value, name)) for name in given}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):

@@ -67,5 +67,5 @@ def usage(found: Usage) -> str:
 
 def resources(*found: Resources) -> str:
     """Describe processors and memory, summed."""
-    vcpus, memory_mb = sum(each.vcpus for each in found), sum(each.memory_mb for each in found)
-    return f"{vcpus} vCPU{'' if vcpus == 1 else 's'} and {memory_mb} MB of memory"
+    cpus, memory_mb = sum(each.cpus for each in found), sum(each.memory_mb for each in found)
+    return f"{cpus:g} CPU{'' if cpus == 1 else 's'} and {memory_mb} MB of memory"

@@ -33,6 +33,7 @@ _UNITS: Final = {
     "y": 31536000.0,
     "year": 31536000.0,
 }
+NONE: Final = "none"
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?")
@@ -156,6 +157,43 @@ class SizeType(_ParamType):
         return int(float(found[1]) * _SIZES[found[2]])
 
 
+class MegabytesType(SizeType):
+    """Megabytes, or a size with ``M``, ``G`` or ``T`` for powers of 1024, rounded up to a megabyte."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "MB|SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        return int(text) if text.isdecimal() else -(-super().convert(value, param, ctx) // (1 << 20))
+
+
+class CpusType(_ParamType):
+    """A number of processors, also parts of one."""
+
+    name = "cpus"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number: write 2 or 0.5", param, ctx)
+
+
+class OrNoneType(_ParamType):
+    """What another type takes, or ``none``."""
+
+    name = "value"
+
+    def __init__(self, kind: click.ParamType[Any]) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return NONE if str(value).lower() == NONE else self._kind.convert(value, param, ctx)
+
+
 class TruthType(_ParamType):
     """``true`` or ``false``."""
 
@@ -178,6 +216,8 @@ TAG: Final = PairType()
 VARIABLE: Final = PairType(environment=True)
 MOUNT: Final = MountType()
 SIZE: Final = SizeType()
+MEGABYTES: Final = MegabytesType()
+CPUS: Final = CpusType()
 TRUTH: Final = TruthType()
 NUMBER: Final = NumberType()
 PORT: Final = NumberType(1, 65535)

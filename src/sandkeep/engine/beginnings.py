@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandkeep.engine import limits
-from sandkeep.engine.configuration import of_session
+from sandkeep.engine.configuration import of_session, resources
 from sandkeep.engine.context import Context
 from sandkeep.engine.names import new_id
 from sandkeep.host.driver import Limits, SessionSpec
@@ -39,7 +39,7 @@ def first_row(
 def spec_of(context: Context, sandbox: Sandbox, session: Session, rootfs: Rootfs) -> SessionSpec:
     """Return what the host needs to start a session."""
     settings = context.settings
-    memory = session.memory_mb << 20 if settings.enforce_memory else None
+    asked = resources(session)
     home, env = _vendor_paths(rootfs) if session.cwd == VENDOR_WORK else (None, {})
     return SessionSpec(
         session=session.id,
@@ -47,11 +47,11 @@ def spec_of(context: Context, sandbox: Sandbox, session: Session, rootfs: Rootfs
         rootfs=rootfs,
         layer=session.layer_base,
         limits=Limits(
-            memory_bytes=memory,
-            cpus=float(session.vcpus),
-            pids=settings.pids,
-            disk_bytes=settings.disk_bytes,
-            explicit=limits.EXPLICIT if sandbox.exact_resources else frozenset(),
+            memory_bytes=asked.memory_mb << 20 if settings.enforce_memory else None,
+            cpus=float(asked.cpus),
+            pids=limits.pids(asked, settings),
+            disk_bytes=limits.disk_bytes(asked, settings),
+            explicit=limits.explicit(asked) if sandbox.exact_resources else frozenset(),
         ),
         deadline_ms=context.now_ms() + session.timeout_ms,
         timeout_ms=session.timeout_ms,

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 from sandkeep.checks import milliseconds
-from sandkeep.spec import OPTIONS, Mount, Resources, SandboxSpec, SnapshotRetention
+from sandkeep.spec import OPTIONS, Mount, Resources, SandboxSpec, SnapshotRetention, vcpus_of
 from sandkeep.states import MountMode
-from sandkeep.store.rows import KeepLast, Sandbox, StoredMount
+from sandkeep.store.rows import KeepLast, Sandbox, Session, StoredMount
 
 _OF_ITS_OWN = frozenset({"name", "source", "image", "network_policy"})
 """Options whose columns hold more than the specification has, or a sealed value: the engine fills them."""
@@ -50,8 +50,12 @@ def of_session(row: Sandbox) -> dict[str, Any]:
     return {column: getattr(row, column) for option in copied for column in option.session_columns}
 
 
-def resources(row: Sandbox) -> Resources:
-    return Resources(row.vcpus, row.memory_mb, exact=row.exact_resources)
+def resources(row: Sandbox | Session) -> Resources:
+    """Return the limits of a sandbox, or those that a session was started with."""
+    exact = isinstance(row, Sandbox) and row.exact_resources
+    if row.asked_limits is None:
+        return Resources(row.vcpus, row.memory_mb, exact=exact)
+    return Resources(**row.asked_limits, exact=exact)
 
 
 def _stored(value: Any) -> Any:
@@ -59,7 +63,7 @@ def _stored(value: Any) -> Any:
         case timedelta():
             return milliseconds(value)
         case Resources():
-            return (value.vcpus, value.memory_mb, value.exact)
+            return (vcpus_of(value), value.memory_mb, dict(value.asked), value.exact)
         case SnapshotRetention(count=count, expiration=expiration, delete_evicted=delete_evicted):
             return KeepLast(count, _stored(expiration), delete_evicted)
         case Mount():

@@ -74,13 +74,23 @@ def require(
                 has, wanted = sorted(found.ports), sorted(wanted)
             case _:
                 has = getattr(found, field)
-        if has != wanted:
+        if isinstance(wanted, Resources):
+            _require_resources(sandbox, has, wanted)
+        elif has != wanted:
             _refuse(sandbox, field, has, wanted)
     policy = asked.get("network_policy")
     if policy is not None and session.status in ACTIVE:
         now = policies.policy(session.project, session.network_policy)
         if now != policy:
             _refuse(sandbox, "network_policy", now, policy, running=True)
+
+
+def _require_resources(sandbox: Sandbox, has: Resources, wanted: Resources) -> None:
+    """Compare the limits that were asked for; those that were left out may be anything."""
+    for name in wanted.asked:
+        found, asked = getattr(has, name), getattr(wanted, name)
+        if found != asked:
+            _refuse(sandbox, f"resources.{name}", found, asked)
 
 
 def _refuse(sandbox: Sandbox, field: str, has: Any, wanted: Any, *, running: bool = False) -> None:
@@ -106,8 +116,6 @@ def _plain(field: str, value: Any) -> Any:
     if isinstance(value, NetworkPolicy):
         policy = msgspec.to_builtins(shown(value))
         return policy["mode"] if len(policy) == 1 else policy
-    if isinstance(value, Resources):
-        return {"vcpus": value.vcpus, "memory": value.memory_mb}
     if isinstance(value, timedelta):
         return milliseconds(value)
     if field == "mounts":

@@ -105,6 +105,7 @@ class Sandboxes:
             await self._remove_locked(left)
         self._check_timeout(spec.timeout)
         self._context.network.check(project, spec.network_policy)
+        limits.check_allowed(self._context.settings, spec.resources)
         limits.check(self._context, spec.resources)
         self._check_room(project, name)
         source = self._source_snapshot(project, spec)
@@ -410,6 +411,7 @@ class Sandboxes:
             spec = replace(self.spec_of(before, shown=True), **changes)
             self._check_timeout(spec.timeout)
             if "resources" in changes:
+                limits.check_allowed(self._context.settings, spec.resources)
                 limits.check(self._context, spec.resources)
             self._context.network.check(project, spec.network_policy)
             self._check_mounts(project, spec)

@@ -36,8 +36,8 @@ _STDOUT = -2
 """The constant of ``subprocess``, copied because importing that module is slow."""
 
 
-def _resources(value: Resources) -> dict[str, int]:
-    return {"vcpus": value.vcpus, "memory": value.memory_mb, "exact": value.exact}
+def _resources(value: Resources) -> dict[str, Any]:
+    return {**{_camel(name): asked for name, asked in value.asked.items()}, "exact": value.exact}
 
 
 def _retention(value: SnapshotRetention) -> dict[str, Any]:

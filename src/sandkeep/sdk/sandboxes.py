@@ -17,7 +17,14 @@ from sandkeep.errors import InvalidRequest
 from sandkeep.frozen import Frozen
 from sandkeep.policy import NetworkPolicy
 from sandkeep.sdk.values import Route, ShownPolicy, Snapshot, Usage, given, moment, span
-from sandkeep.spec import Mount, Resources, SnapshotRetention, Source
+from sandkeep.spec import (
+    DEFAULT_CPUS,
+    DEFAULT_MEMORY_MB,
+    Mount,
+    Resources,
+    SnapshotRetention,
+    Source,
+)
 from sandkeep.states import SessionStatus, Tier
 
 if TYPE_CHECKING:
@@ -40,8 +47,9 @@ class SandboxOptions(TypedDict, total=False):
     """How long each session may be unused before the server stops it, as :meth:`Sandbox.stop` does; zero, the
     default, is for ever."""
     resources: Resources
-    """Processors and memory. The server refuses limits that its host can neither enforce nor watch, with
-    `LimitUnenforceable`, unless they are not ``exact``."""
+    """Processors, memory, disk space and processes, each optional. The server refuses limits that its host
+    can neither enforce nor watch, with `LimitUnenforceable`, unless they are not ``exact``. A change replaces
+    all of them: what the new value leaves out has its default."""
     persistent: bool
     """Keep files between sessions; the default."""
     destroy_on_stop: bool
@@ -137,7 +145,7 @@ class Session:
             id=shown.id,
             sandbox=given(shown.source_sandbox_name) or "",
             status=shown.status,
-            resources=Resources(shown.vcpus, shown.memory),
+            resources=_resources(shown),
             execution_time_limit=timedelta(milliseconds=shown.timeout),
             idle_timeout=span(shown.idle_timeout),
             cwd=shown.cwd,
@@ -208,9 +216,7 @@ class SandboxInfo:
             persistent=shown.persistent,
             image=given(shown.image),
             runtime=given(shown.runtime),
-            resources=Resources(
-                given(shown.vcpus), given(shown.memory), exact=given(shown.exact_resources) or False
-            ),
+            resources=_resources(shown, exact=given(shown.exact_resources) or False),
             execution_time_limit=span(shown.timeout) or timedelta(),
             idle_timeout=span(shown.idle_timeout),
             expires_at=moment(shown.expires_at),
@@ -238,6 +244,18 @@ class SandboxInfo:
             region=given(shown.region),
             damage=given(shown.damage),
         )
+
+
+def _resources(shown: SandboxObject | SessionObject, *, exact: bool = True) -> Resources:
+    asked = given(shown.resources)
+    if asked is not None:
+        return Resources(
+            given(asked.cpus), given(asked.memory_mb), given(asked.disk_mb), given(asked.pids), exact=exact
+        )
+    vcpus, memory = given(shown.vcpus), given(shown.memory)
+    if not exact and (vcpus, memory) == (DEFAULT_CPUS, DEFAULT_MEMORY_MB):
+        return Resources(exact=False)
+    return Resources(vcpus, memory, exact=exact)
 
 
 def _retention(shown: RetentionObject | UnsetType) -> SnapshotRetention | None:
@@ -295,7 +313,7 @@ class SandboxState:
 
     @property
     def resources(self) -> Resources:
-        """Processors and memory of new sessions."""
+        """Processors, memory, disk space and processes of new sessions."""
         return self._state.resources
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec import UNSET
 
-from sandkeep.engine import policies
+from sandkeep.engine import configuration, policies
 from sandkeep.engine.engine import Engine
 from sandkeep.engine.files import FileStat
 from sandkeep.engine.sessions import Usage
@@ -36,6 +36,7 @@ from sandkeep.wire.objects import (
     SessionObject,
     SnapshotObject,
     TransferObject,
+    limits_object,
     spec_fields,
 )
 from sandkeep.wire.v1 import EventObject, FileObject, ProcessObject, UsageObject
@@ -48,7 +49,7 @@ _COPIES: Final = tuple(
     (shown, column)
     for option in OPTIONS.values()
     for shown, column in zip(option.shown, option.session_columns, strict=False)
-    if shown in SessionObject.__struct_fields__ and shown not in ("runtime", "network_policy")
+    if shown in SessionObject.__struct_fields__ and shown not in ("runtime", "network_policy", "resources")
 )
 """The fields of a session that show its own copies of its sandbox's options, and their columns."""
 
@@ -114,6 +115,7 @@ def session(row: Session, *, project: str) -> SessionObject:
             else None,
             barriers=_barriers(row.barriers.get("barriers")),
             limits=_states(row.barriers.get("limits")),
+            resources=limits_object(configuration.resources(row)),
             **{shown: getattr(row, column) for shown, column in _COPIES},
         ),
     )

@@ -108,6 +108,12 @@ def lifetimes_of_sandboxes(db: Database) -> None:
     db.run("CREATE INDEX sandboxes_by_lifetime ON sandboxes (delete_at_ms) WHERE delete_at_ms IS NOT NULL")
 
 
+def independent_limits(db: Database) -> None:
+    """Add the limits that a caller named, each by itself. Earlier rows have processors and memory only."""
+    for table in ("sandboxes", "sessions"):
+        db.run(f"ALTER TABLE {table} ADD COLUMN asked_limits TEXT")
+
+
 STEPS: tuple[Step, ...] = (
     first_schema,
     secrets,
@@ -122,6 +128,7 @@ STEPS: tuple[Step, ...] = (
     sealed_policies,
     exact_resources,
     lifetimes_of_sandboxes,
+    independent_limits,
 )
 
 

@@ -162,6 +162,9 @@ class Sandbox:
     delete_after_ms: int | None = None
     delete_at_ms: int | None = None
     """When the server destroys it: ``delete_after_ms`` after its creation, or after a change of that."""
+    asked_limits: Mapping[str, Any] | None = field(default=None, metadata=JSON.column)
+    """The limits that the caller named, by field of `Resources`. ``None``, in rows of earlier versions: those
+    of ``vcpus`` and ``memory_mb``, which otherwise show them to official clients."""
 
 
 class SandboxChanges(TypedDict, total=False):
@@ -171,6 +174,7 @@ class SandboxChanges(TypedDict, total=False):
     runtime: str | None
     vcpus: int
     memory_mb: int
+    asked_limits: Mapping[str, Any] | None
     exact_resources: bool
     timeout_ms: int
     idle_timeout_ms: int | None
@@ -240,7 +244,8 @@ class Session:
     persistent: bool = field(default=False, metadata=BOOL.column)
     """Whether its sandbox was persistent when it started."""
     rolled_back: bool = field(default=False, metadata=BOOL.column)
-    """A caller chose the current snapshot while it ran: the one taken at its end does not replace it."""
+    """A caller chose the current snapshot while it ran: the snapshot of its end does not become current."""
+    asked_limits: Mapping[str, Any] | None = field(default=None, metadata=JSON.column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,18 +25,25 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 class DiskWatch:
     """Polls the free space of the store and, when that changed, the size of this session's own files."""
 
-    def __init__(self, directory: str, limit: int | None, drives: Mapping[str, tuple[str, int]]) -> None:
-        """``drives`` maps the name of a drive's directory to its mount point and its limit in bytes."""
+    def __init__(
+        self, directory: str, limit: int | None, drives: Mapping[str, tuple[str, int | None]]
+    ) -> None:
+        """``drives`` maps the name of a drive's directory to its mount point and its limit in bytes.
+
+        What is written to drives does not count for ``limit``.
+        """
         self._directory = directory
         self._limit = limit
         self._drives = drives
         self._free: int | None = None
+        self._written = 0
         self.interval = RELAXED
 
     def look(self) -> str | None:
         """Return why the session must be stopped, or ``None``."""
         try:
             room = os.statvfs(self._directory)
+            names = os.listdir(self._directory)
         except OSError:
             # The directory was deleted or its disk fails: no reason to end the session.
             self.interval = RELAXED
@@ -47,17 +54,22 @@ class DiskWatch:
         self.interval = ALERT if used_since >= _FAST else RELAXED
         reserve = min(room.f_blocks * room.f_frsize // _RESERVE_PART, _RESERVE_MOST)
         short = free < reserve
-        limited = self._limit is not None or bool(self._drives)
-        if not short and (not limited or used_since <= 0):
+        limited = self._limit is not None or any(most is not None for _, most in self._drives.values())
+        # Free space can grow although this session writes, because other sessions delete.
+        if not short and (not limited or used_since == 0):
             return None
+        sizes = {name: tree_size(f"{self._directory}/{name}") for name in names}
         for name, (target, allowed) in self._drives.items():
-            written = tree_size(f"{self._directory}/{name}")
-            if written > allowed:
-                return f"drive full: {written} bytes written to {target}, {allowed} allowed"
-        size = tree_size(self._directory)
-        if self._limit is not None and size > self._limit:
-            return f"disk full: {size} bytes written, {self._limit} allowed"
-        if short and size > _NOT_WORTH:
+            if allowed is not None and sizes.get(name, 0) > allowed:
+                return f"drive full: {sizes[name]} bytes written to {target}, {allowed} allowed"
+        if self._limit is not None:
+            written = sum(size for name, size in sizes.items() if name not in self._drives)
+            if written > self._limit:
+                return f"disk full: {written} bytes written, {self._limit} allowed"
+            if written + 2 * (written - self._written) > self._limit:
+                self.interval = ALERT
+            self._written = written
+        if short and sum(sizes.values()) > _NOT_WORTH:
             return f"disk full: {free} bytes left on the host, {reserve} are kept free"
         return None
 

@@ -115,9 +115,7 @@ class Supervisor:
         self._stop_reported = threading.Event()
         self._stopped_all = False
         self._checkpointing = False
-        self._disk = limits.DiskWatch(
-            f"{directory}/fs", session.limits["disk"].get("value"), _limited_drives(spec)
-        )
+        self._disk = limits.DiskWatch(f"{directory}/fs", session.limits["disk"].get("value"), _drives(spec))
         self._watching: Timer | None = None
         self._reactor.add(session.pidfd, self._on_init_gone)
         self._reactor.add(self._link.fileno(), self._on_init_message)
@@ -464,14 +462,10 @@ class Supervisor:
             self._reactor.post(lambda: done(dict(report._asdict()), None))
 
 
-def _limited_drives(spec: dict[str, Any]) -> dict[str, tuple[str, int]]:
-    """Return the drives with a size limit, for ``DiskWatch``."""
+def _drives(spec: dict[str, Any]) -> dict[str, tuple[str, int | None]]:
+    """Return the drives and their size limits, for ``DiskWatch``."""
     slots = spec["rootfs"]["slots"]
-    return {
-        slot["name"]: (slot["target"], slot["room_bytes"])
-        for slot in slots
-        if slot.get("room_bytes") is not None
-    }
+    return {slot["name"]: (slot["target"], slot.get("room_bytes")) for slot in slots if slot["drive"]}
 
 
 def _allocate(path: str, size: int) -> None:

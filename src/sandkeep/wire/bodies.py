@@ -17,6 +17,7 @@ from sandkeep.checks import byte_length, check_name, refuse, within
 from sandkeep.errors import InvalidRequest
 from sandkeep.spec import (
     DEFAULT_REGION,
+    LIMITS,
     OPTIONS,
     GitSource,
     Mount,
@@ -29,6 +30,7 @@ from sandkeep.spec import (
     TarballSource,
     check_env,
     check_together,
+    vendor_resources,
 )
 from sandkeep.states import MountMode, Paths
 from sandkeep.wire.base import MAX_SAFE, Body, Count, Milliseconds, Whole, given
@@ -52,14 +54,31 @@ _POINTER = 8
 
 
 class ResourcesBody(Body, kw_only=True, frozen=True):
+    """Limits of sessions. Official clients know the first two fields, and the others do not go with those."""
+
     vcpus: Whole | UnsetType = UNSET
+    """1 or an even number."""
     memory: Whole | UnsetType = UNSET
+    """2048 for each of ``vcpus``."""
+    cpus: float | UnsetType = UNSET
+    """Processors, also parts of one."""
+    memory_mb: Whole | UnsetType = UNSET
+    disk_mb: Whole | UnsetType = UNSET
+    """Disk space for what a session writes."""
+    pids: Whole | UnsetType = UNSET
+    """Processes and threads at the same time."""
     exact: bool = False
     """Refuse what the host can neither enforce nor watch; official clients do not know it, and always send
     processors and memory, which for them are best effort."""
 
     def value(self) -> Resources:
-        return Resources(given(self.vcpus, None), given(self.memory, None), exact=self.exact)
+        ours = {name: value for name in LIMITS if (value := getattr(self, name)) is not UNSET}
+        vendor = [name for name in ("vcpus", "memory") if getattr(self, name) is not UNSET]
+        if vendor and ours:
+            refuse(vendor[0], "cannot be given together with cpus, memoryMb, diskMb or pids")
+        if vendor:
+            return vendor_resources(given(self.vcpus, None), given(self.memory, None), exact=self.exact)
+        return Resources(**ours, exact=self.exact)
 
 
 class RetentionBody(Body, kw_only=True, frozen=True):

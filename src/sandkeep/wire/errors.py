@@ -106,7 +106,6 @@ _RENAMED = {
     "allow_subnets": "subnets.allow",
     "deny_subnets": "subnets.deny",
     "retention": "keepLastSnapshots",
-    "memory_mb": "memory",
     "methods": "method",
     "query": "queryString",
 }

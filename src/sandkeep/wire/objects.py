@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
 from sandkeep.checks import milliseconds
 from sandkeep.policy import NetworkPolicy
 from sandkeep.policy_json import PolicyObject, shown
-from sandkeep.spec import OPTIONS, Mount, Resources, SandboxSpec, SnapshotRetention
+from sandkeep.spec import (
+    OPTIONS,
+    Mount,
+    Resources,
+    SandboxSpec,
+    SnapshotRetention,
+    in_vendor_words,
+    vcpus_of,
+)
 from sandkeep.states import (
     EndReason,
     MountMode,
@@ -61,6 +69,15 @@ class RouteObject(Object, kw_only=True, frozen=True):
     """Token that a request must send, if the operator protects routes."""
 
 
+class LimitsObject(Object, kw_only=True, frozen=True):
+    """Limits that were asked for by name, each independent of the others."""
+
+    cpus: float | UnsetType = UNSET
+    memory_mb: int | UnsetType = UNSET
+    disk_mb: int | UnsetType = UNSET
+    pids: int | UnsetType = UNSET
+
+
 class SandboxSettings(Struct, rename="camel", kw_only=True, frozen=True):
     """The options of a sandbox that requests and responses spell alike."""
 
@@ -88,7 +105,11 @@ class SandboxObject(SandboxSettings, Object, kw_only=True, frozen=True):
     project_id: str | UnsetType = UNSET
     """As the caller spelled it: clients compare it with their own spelling."""
     vcpus: int | UnsetType = UNSET
+    """Processors, rounded up to a whole number."""
     memory: int | UnsetType = UNSET
+    resources: LimitsObject | UnsetType = UNSET
+    """What was asked for, if that is more than ``vcpus`` and ``memory`` can say; official clients do not know
+    it."""
     exact_resources: bool | UnsetType = UNSET
     """Sessions start only where the host enforces or watches these limits; absent: they are best effort."""
     image: str | UnsetType = UNSET
@@ -116,6 +137,8 @@ class SessionObject(Object, kw_only=True, frozen=True):
     status: SessionStatus
     memory: int
     vcpus: int
+    resources: LimitsObject | UnsetType = UNSET
+    """As that of the sandbox."""
     timeout: int
     """Grows when the session is extended."""
     idle_timeout: int | UnsetType = UNSET
@@ -232,7 +255,12 @@ def _shown(value: Any) -> Any:
         case timedelta():
             return milliseconds(value)
         case Resources():
-            return (value.vcpus, value.memory_mb, value.exact or None)
+            return (
+                vcpus_of(value),
+                value.memory_mb,
+                limits_object(value),
+                (value.exact and bool(value.asked)) or None,
+            )
         case NetworkPolicy():
             return shown(value)
         case SnapshotRetention():
@@ -244,6 +272,11 @@ def _shown(value: Any) -> Any:
                 key: mount_object(item) if isinstance(item, Mount) else item for key, item in value.items()
             }
     return value
+
+
+def limits_object(resources: Resources) -> LimitsObject | None:
+    """Return the limits that were asked for, unless the fields of official clients say all about them."""
+    return None if in_vendor_words(resources) else LimitsObject(**cast("dict[str, Any]", resources.asked))
 
 
 def retention_object(retention: SnapshotRetention) -> RetentionObject:

@@ -270,7 +270,7 @@ def test_configuration_is_what_was_asked_for(name: str) -> None:
         name,
         runtime=PYTHON,
         execution_time_limit=90,
-        resources=sandkeep.Resources(vcpus=1, exact=False),
+        resources=sandkeep.Resources(cpus=1, memory_mb=2048, exact=False),
         env={"GREETING": "hello"},
         tags={"team": "blue"},
         ports=[8080],

@@ -110,7 +110,7 @@ def main() -> None:
     report = doctor()
     ensure_server(home, seconds=600)
     with sandkeep.create_sandbox(
-        "limits", resources=Resources(1, exact=False), execution_time_limit=3600
+        "limits", resources=Resources(1, 2048, exact=False), execution_time_limit=3600
     ) as box:
         found = state()
         groups = found["cgroup"]

@@ -195,7 +195,9 @@ class Scenario:
     def limits(self) -> Facts:
         """Each limit the session says is enforced, or watched, is. What is not possible here is said too."""
         facts: Facts = {}
-        with self.client.create_sandbox("limited", resources=Resources(vcpus=1, exact=False)) as box:
+        with self.client.create_sandbox(
+            "limited", resources=Resources(cpus=1, memory_mb=2048, exact=False)
+        ) as box:
             limits = dict(box.current_session.limits)
             hog = box.create_process("python3", ["-c", HOG])
             facts["memory"] = {

@@ -13,7 +13,7 @@ from sandkeep.cli import options, present
 from sandkeep.cli.app import App
 from sandkeep.cli.framework import Group, argument, command, option, sandbox_argument
 from sandkeep.cli.output import lifetime, pairs
-from sandkeep.cli.values import LIFETIME, NUMBER, TRUTH, NumberType
+from sandkeep.cli.values import LIFETIME, NONE, TRUTH, NumberType, OrNoneType
 from sandkeep.spec import MAX_RETAINED, Mount, Resources, SnapshotRetention
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ config = Group(
         "region": options.ONE_PLACE,
         "failover-regions": options.ONE_PLACE,
         "network-id": options.NO_NETWORKS,
+        "vcpus": options.VCPUS,
     },
 )
 
@@ -52,8 +53,7 @@ def _rows(box: Sandbox) -> list[tuple[str, str]]:
         ("Name", box.name),
         ("Status", box.status.value),
         ("Image", box.image or box.runtime or "-"),
-        ("vCPUs", str(box.resources.vcpus)),
-        ("Memory", f"{box.resources.memory_mb} MB"),
+        *_limits(box.resources),
         *_settings(box, options.SANDBOX),
         ("Persistent", "true" if box.persistent else "false"),
         ("Network policy", present.policy(box.network_policy)),
@@ -65,6 +65,15 @@ def _rows(box: Sandbox) -> list[tuple[str, str]]:
         ("Mounts", pairs(mounts)),
         ("Used so far", present.usage(box.usage)),
     ]
+
+
+def _limits(found: Resources) -> list[tuple[str, str]]:
+    """Return the rows of the limits."""
+    rows: list[tuple[str, str]] = []
+    for each in options.LIMITS:
+        value = getattr(found, each.field)
+        rows.append((each.label, "-" if value is None else f"{value}{each.unit}"))
+    return rows
 
 
 def _settings(box: Sandbox, section: str) -> list[tuple[str, str]]:
@@ -115,14 +124,23 @@ def value(kind: Any, metavar: str, help_text: str) -> Callable[[Any], Any]:
     return argument("value", type=kind, metavar=metavar, help=help_text)
 
 
-@_changing(
-    "vcpus",
-    value(NUMBER, "COUNT", "1 or an even number; each has 2048 MB of memory."),
-    options.best_effort(),
-)
-def vcpus(box: Sandbox, value: int, best_effort: bool) -> dict[str, Any]:
-    """Change the number of processors, and the memory with it."""
-    return {"resources": Resources(value, exact=not best_effort)}
+def _change_limit(limit: options.Limit) -> None:
+    """Add the command that changes one limit and keeps the others."""
+
+    def change(box: Sandbox, value: Any, best_effort: bool) -> dict[str, Any]:
+        asked: dict[str, Any] = {**box.resources.asked, limit.field: value}
+        if value == NONE:
+            del asked[limit.field]
+        return {"resources": Resources(**asked, exact=not best_effort)}
+
+    change.__doc__ = limit.change
+    kind, metavar = OrNoneType(limit.kind), f"{limit.metavar}|none"
+    about = f"{limit.value}; none: as the server has it by default."
+    _changing(limit.word, value(kind, metavar, about), options.best_effort())(change)
+
+
+for _limit in options.LIMITS:
+    _change_limit(_limit)
 
 
 def _change_setting(setting: options.Setting) -> None:

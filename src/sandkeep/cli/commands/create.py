@@ -46,7 +46,7 @@ def create(app: App, name: str | None, connect: bool, silent: bool, **values: An
     "fork",
     examples=[
         ("a copy of everything", "sandkeep fork web --name web-2"),
-        ("with more processors", "sandkeep fork web --name big --vcpus 4"),
+        ("with more processors", "sandkeep fork web --name big --cpus 4"),
         ("of a running sandbox, as it is now", "sandkeep fork --live web"),
     ],
 )

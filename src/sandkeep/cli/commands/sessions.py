@@ -37,7 +37,7 @@ def ls(app: App, name: str, everything: bool, **values: Any) -> None:
         app,
         "sessions",
         page,
-        headers=("ID", "STATUS", "CREATED", "RAN", "CPU", "VCPUS", "MEMORY", "STARTED FROM"),
+        headers=("ID", "STATUS", "CREATED", "RAN", "CPU", "CPUS", "MEMORY", "STARTED FROM"),
         row=_row,
         empty="no sessions" if everything else f"{name} does not run; --all also lists ended sessions",
     )
@@ -56,7 +56,7 @@ def _row(session: Session) -> tuple[str, ...]:
         ago(session.created_at),
         span(session.usage.duration) if session.usage else "-",
         span(session.usage.cpu) if session.usage else "-",
-        str(session.resources.vcpus),
+        str(session.resources.cpus),
         f"{session.resources.memory_mb} MB",
         session.source_snapshot_id or "-",
     )
