@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from sandkeep.checks import expect, refuse
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     bytes: int
 
 
-def read_patterns(ignore: Sequence[str], ignore_from: str | os.PathLike[str] | None) -> list[str]:
+def read_patterns(ignore: Iterable[str], ignore_from: str | os.PathLike[str] | None) -> list[str]:
     """Return the patterns of a file, then those given; check all of them."""
     if isinstance(ignore, str):
         refuse("ignore", "must be a sequence of patterns, not one text")

@@ -10,6 +10,7 @@ import fnmatch
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from sandkeep.errors import ArchiveError
@@ -28,6 +29,7 @@ __all__ = [
     "TreeReader",
     "TreeWriter",
     "local_kind",
+    "own_errors",
 ]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -50,6 +52,13 @@ def ignored(name: str, patterns: Sequence[str]) -> bool:
     return False
 
 
+class SourceFailed(Exception):
+    """A local file cannot be read; the cause says why.
+
+    A transport must not take that for an ``OSError`` of its connection.
+    """
+
+
 class TreeReader:
     """A local tree as a tar stream, joined into chunks of a useful size."""
 
@@ -62,7 +71,17 @@ class TreeReader:
         self.bytes: int = 0
 
     def stream(self) -> Iterator[bytes]:
-        """Return the archive in chunks."""
+        """Return the archive in chunks.
+
+        Raises:
+            SourceFailed: something cannot be read.
+        """
+        try:
+            yield from self._chunks()
+        except OSError as error:
+            raise SourceFailed(str(error)) from error
+
+    def _chunks(self) -> Iterator[bytes]:
         gathered: list[bytes] = []
         size = 0
         for chunk in self._blocks():
@@ -174,6 +193,16 @@ _KINDS: Final = {
     stat.S_IFBLK: FileKind.BLOCK_DEVICE,
     stat.S_IFCHR: FileKind.CHARACTER_DEVICE,
 }
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raise what made a local file unreadable as it is."""
+    try:
+        yield
+    except SourceFailed as failed:
+        assert failed.__cause__ is not None
+        raise failed.__cause__ from None
 
 
 def local_kind(info: os.stat_result) -> FileKind:

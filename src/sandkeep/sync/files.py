@@ -547,7 +547,8 @@ class Files(SyncedFiles):
             sent.append(local.TreeReader(root, prefix, ignore, progress))
             return each(sent[-1].stream())
 
-        self._extract(body, absolute=absolute)
+        with local.own_errors():
+            self._extract(body, absolute=absolute)
         return Transferred("", sent[-1].files, sent[-1].bytes)
 
     def _download_tree(

@@ -15,7 +15,7 @@ from sandkeep.sync.filerequests import TRANSFER_SECONDS, FileRequests, of_entry,
 from sandkeep.sync.transport import decode, each, records
 from sandkeep.sdk._compat_sync import in_thread
 from sandkeep.sdk.comparing import Entries, Entry, Plan, above, alike, plan, remove_local, scan
-from sandkeep.sdk.local import ChosenReader, TreeWriter
+from sandkeep.sdk.local import ChosenReader, TreeWriter, own_errors
 from sandkeep.sdk.values import Synced, given
 from sandkeep.states import FileKind
 from sandkeep.wire.base import encode
@@ -172,7 +172,8 @@ class TreeSync:
             )
 
         try:
-            self._files._recovery.run(send)
+            with own_errors():
+                self._files._recovery.run(send)
         except ArchiveError as error:
             raise of_entry(error, "write", lambda entry: posixpath.join(self._there, entry)) from error
         return readers[-1].missing

@@ -292,3 +292,16 @@ async def test_an_interrupted_sync_is_finished_by_the_next(tmp_path: Path) -> No
             await fs.sync_from("work", back, progress=interrupt)
         assert len(shape(back)) == 12
         assert len((await fs.sync_from("work", back)).copied) == 8 and shape(back) == shape(here)
+
+
+async def test_a_local_file_that_cannot_be_read_is_the_error_of_that_file(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "f").write_text("x")
+
+    def fail(at: sandkeep.Transferred) -> None:
+        raise PermissionError("as if it could not be read")
+
+    async with sandkeep.create_sandbox() as box:
+        for move in (box.fs.sync_to, box.fs.upload):
+            with pytest.raises(PermissionError, match="as if"):
+                await move(tmp_path / "here", "work", progress=fail)

@@ -273,12 +273,12 @@ def test_an_interrupted_sync_is_finished_by_the_next(tmp_path: Path) -> None:
 
     def interrupt(at: sandkeep.Transferred) -> None:
         if at.files == 12:
-            raise InterruptedError("enough")
+            raise RuntimeError("enough")
 
     with sandkeep.create_sandbox() as box:
         fs = box.fs
         fs.write_text("work/file-0", "an old version")
-        with pytest.raises(InterruptedError):
+        with pytest.raises(RuntimeError):
             fs.sync_to(here, "work", progress=interrupt)
         for entry in fs.listdir("work"):
             assert fs.read_bytes(f"work/{entry.name}") in (
@@ -287,7 +287,20 @@ def test_an_interrupted_sync_is_finished_by_the_next(tmp_path: Path) -> None:
             )
         rest = fs.sync_to(here, "work")
         assert rest.copied and (fs.sync_to(here, "work", checksum=True)).copied == ()
-        with pytest.raises(InterruptedError):
+        with pytest.raises(RuntimeError):
             fs.sync_from("work", back, progress=interrupt)
         assert len(shape(back)) == 12
         assert len((fs.sync_from("work", back)).copied) == 8 and shape(back) == shape(here)
+
+
+def test_a_local_file_that_cannot_be_read_is_the_error_of_that_file(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "f").write_text("x")
+
+    def fail(at: sandkeep.Transferred) -> None:
+        raise PermissionError("as if it could not be read")
+
+    with sandkeep.create_sandbox() as box:
+        for move in (box.fs.sync_to, box.fs.upload):
+            with pytest.raises(PermissionError, match="as if"):
+                move(tmp_path / "here", "work", progress=fail)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sandkeep.checks import expect
 from sandkeep.sdk._async.filerequests import FileRequests, check_path
+from sandkeep.sdk.bodies import Texts
 from sandkeep.sdk.values import Synced
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class SyncedFiles(FileRequests):
         target: str,
         *,
         delete: bool = False,
-        ignore: Sequence[str] = (),
+        ignore: Texts = (),
         ignore_from: str | os.PathLike[str] | None = None,
         checksum: bool = False,
         dry_run: bool = False,
@@ -73,7 +73,7 @@ class SyncedFiles(FileRequests):
         target: str | os.PathLike[str],
         *,
         delete: bool = False,
-        ignore: Sequence[str] = (),
+        ignore: Texts = (),
         ignore_from: str | os.PathLike[str] | None = None,
         checksum: bool = False,
         dry_run: bool = False,
@@ -114,7 +114,7 @@ class SyncedFiles(FileRequests):
         there: str,
         cwd: str | None,
         delete: bool,
-        ignore: Sequence[str],
+        ignore: Texts,
         ignore_from: str | os.PathLike[str] | None,
         checksum: bool,
         dry_run: bool,

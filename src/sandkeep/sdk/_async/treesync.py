@@ -14,7 +14,7 @@ from sandkeep.sdk._async.filerequests import TRANSFER_SECONDS, FileRequests, of_
 from sandkeep.sdk._async.transport import decode, each, records
 from sandkeep.sdk._compat_async import in_thread
 from sandkeep.sdk.comparing import Entries, Entry, Plan, above, alike, plan, remove_local, scan
-from sandkeep.sdk.local import ChosenReader, TreeWriter
+from sandkeep.sdk.local import ChosenReader, TreeWriter, own_errors
 from sandkeep.sdk.values import Synced, given
 from sandkeep.states import FileKind
 from sandkeep.wire.base import encode
@@ -171,7 +171,8 @@ class TreeSync:
             )
 
         try:
-            await self._files._recovery.run(send)
+            with own_errors():
+                await self._files._recovery.run(send)
         except ArchiveError as error:
             raise of_entry(error, "write", lambda entry: posixpath.join(self._there, entry)) from error
         return readers[-1].missing
