@@ -23,7 +23,7 @@ _DIGEST_BYTES: Final = 32
 _CHUNK: Final = 1 << 20
 
 
-class Entry(NamedTuple):
+class SyncEntry(NamedTuple):
     """One entry of a tree."""
 
     kind: FileKind
@@ -35,11 +35,11 @@ class Entry(NamedTuple):
     unreadable: bool = False
 
 
-Entries = dict[str, Entry]
+Entries = dict[str, SyncEntry]
 """The entries of a tree by their paths relative to it."""
 
 
-class Plan(NamedTuple):
+class SyncPlan(NamedTuple):
     """What makes the target of a sync like its source."""
 
     copy: list[str]
@@ -92,7 +92,9 @@ def scan(root: str, patterns: Iterable[str]) -> Entries:
                 except FileNotFoundError:
                     continue
                 kind = local_kind(info)
-                found[path] = Entry(kind, info.st_size, stat.S_IMODE(info.st_mode), info.st_mtime_ns, target)
+                found[path] = SyncEntry(
+                    kind, info.st_size, stat.S_IMODE(info.st_mode), info.st_mtime_ns, target
+                )
                 if directory:
                     waiting.append(path + "/")
     return found
@@ -104,12 +106,12 @@ def order(path: str) -> list[str]:
 
 
 def plan(
-    source: Mapping[str, Entry],
-    target: Mapping[str, Entry],
-    same: Callable[[str, Entry, Entry], bool],
+    source: Mapping[str, SyncEntry],
+    target: Mapping[str, SyncEntry],
+    same: Callable[[str, SyncEntry, SyncEntry], bool],
     *,
     delete: bool,
-) -> Plan:
+) -> SyncPlan:
     """Return what to do so that ``target`` has what ``source`` has.
 
     Raises:
@@ -145,7 +147,7 @@ def plan(
                     hint="pass delete=True to remove what the source does not have",
                 )
             remove.append(path)
-    return Plan(copy, remove, frozenset(blocking), unchanged, left_out, size)
+    return SyncPlan(copy, remove, frozenset(blocking), unchanged, left_out, size)
 
 
 def above(path: str) -> Iterator[str]:
@@ -155,7 +157,7 @@ def above(path: str) -> Iterator[str]:
         yield path
 
 
-def alike(root: str, *, checksum: bool, least: int = 0) -> Callable[[str, Entry, Entry], bool]:
+def alike(root: str, *, checksum: bool, least: int = 0) -> Callable[[str, SyncEntry, SyncEntry], bool]:
     """Return a function that says whether two entries of one kind are the same.
 
     Args:
@@ -164,7 +166,7 @@ def alike(root: str, *, checksum: bool, least: int = 0) -> Callable[[str, Entry,
         least: permissions that every directory of the target has.
     """
 
-    def same(path: str, wanted: Entry, there: Entry) -> bool:
+    def same(path: str, wanted: SyncEntry, there: SyncEntry) -> bool:
         if wanted.kind == FileKind.SYMLINK:
             return wanted.target == there.target
         more = least if wanted.kind == FileKind.DIRECTORY else 0

@@ -1,6 +1,6 @@
 """Patterns of files to leave out, in the syntax of ``.gitignore``. The client and the supervisor share them.
 
-- A blank line, and a line that begins with ``#``, is no pattern. ``\\`` takes the next character literally;
+- Blank lines and lines that begin with ``#`` are not patterns. ``\\`` takes the next character literally;
   spaces at the end are dropped unless they are escaped.
 - ``*`` stands for any part of a name, ``?`` for one character, ``[a-z]`` and ``[!a-z]`` for one of a set.
 - A pattern without ``/``, or with one at its end only, matches a name at any depth. Any other matches a whole

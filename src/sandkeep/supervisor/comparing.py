@@ -29,7 +29,7 @@ _HASHED: Final = 64 << 20
 _CHUNK: Final = 1 << 18
 
 
-class Found(NamedTuple):
+class ListedEntry(NamedTuple):
     """One entry of a tree."""
 
     path: str
@@ -183,7 +183,7 @@ class _Listing:
         except OSError:
             return None
 
-    def _add(self, found: Found) -> None:
+    def _add(self, found: ListedEntry) -> None:
         self._batch.append(found._asdict())
         self.count += 1
         self._text += len(found.path) + len(found.target or "")
@@ -201,8 +201,8 @@ def _entered(fd: int) -> int:
     return fd
 
 
-def _found(path: str, info: os.stat_result) -> Found:
-    return Found(
+def _found(path: str, info: os.stat_result) -> ListedEntry:
+    return ListedEntry(
         path, KINDS[stat.S_IFMT(info.st_mode)], info.st_size, stat.S_IMODE(info.st_mode), info.st_mtime_ns
     )
 
@@ -213,8 +213,8 @@ def remove_entries(
     """Remove entries of a tree in the given order; return the directories that stay.
 
     A directory is removed only if it is empty, so nothing goes that the caller has not named; one that is not
-    stays, as does one that something is mounted on. An entry that is already gone is no failure. The error of
-    an entry that cannot be removed has ``removed``, how many before it are gone.
+    stays, as does one that something is mounted on. An entry may be gone already. The error of an entry that
+    cannot be removed has ``removed``, how many before it are gone.
     """
     kept: list[str] = []
     with files.acting_as(identity):

@@ -13,7 +13,7 @@ from sandkeep.errors import ArchiveError, PathExists, PathNotFound, PathPermissi
 from sandkeep.sdk._async.filerequests import TRANSFER_SECONDS, FileRequests, of_entry, own
 from sandkeep.sdk._async.transport import decode, each, records
 from sandkeep.sdk._compat_async import in_thread
-from sandkeep.sdk.comparing import Entries, Entry, Plan, above, alike, plan, remove_local, scan
+from sandkeep.sdk.comparing import Entries, SyncEntry, SyncPlan, above, alike, plan, remove_local, scan
 from sandkeep.sdk.local import ChosenReader, TreeWriter, own_errors
 from sandkeep.sdk.values import Synced, given
 from sandkeep.states import FileKind
@@ -84,7 +84,7 @@ class TreeSync:
                 )
         exists = os.path.lexists(self._here)
         here = await self._scan() if exists else {}
-        # What is received can be changed by its owner, whatever the modes of its directories are.
+        # What is received can be changed by its owner, also if its directories did not allow that.
         found = await self._plan(there, here, least=0o700)
         if self._how.dry_run:
             return _result(found)
@@ -133,8 +133,8 @@ class TreeSync:
 
         return await self._files._fetched(fetch)
 
-    async def _plan(self, source: Entries, target: Entries, *, least: int) -> Plan:
-        found: list[Plan] = []
+    async def _plan(self, source: Entries, target: Entries, *, least: int) -> SyncPlan:
+        found: list[SyncPlan] = []
 
         def work(root: str) -> None:
             same = alike(root, checksum=self._how.checksum, least=least)
@@ -199,11 +199,11 @@ class TreeSync:
             raise of_entry(done.report, "read", lambda entry: posixpath.join(self._there, entry))
 
 
-def _entries(line: TreeRecord) -> Iterator[tuple[str, Entry]]:
+def _entries(line: TreeRecord) -> Iterator[tuple[str, SyncEntry]]:
     for shown in line.entries:
         yield (
             shown.path,
-            Entry(
+            SyncEntry(
                 shown.kind,
                 shown.size,
                 shown.mode,
@@ -245,7 +245,7 @@ def _groups(names: Sequence[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _check_way(found: Plan, kept: set[str], root: str) -> None:
+def _check_way(found: SyncPlan, kept: set[str], root: str) -> None:
     """Raise if a directory stayed that something else has to replace: what is ignored is in it."""
     for name in sorted(found.in_the_way & kept):
         path = posixpath.join(root, name)
@@ -257,7 +257,7 @@ def _check_way(found: Plan, kept: set[str], root: str) -> None:
         )
 
 
-def _result(found: Plan, kept: Collection[str] = (), missing: Collection[str] = ()) -> Synced:
+def _result(found: SyncPlan, kept: Collection[str] = (), missing: Collection[str] = ()) -> Synced:
     return Synced(
         copied=tuple(path for path in found.copy if path not in missing),
         deleted=tuple(path for path in found.remove if path not in found.in_the_way and path not in kept),
