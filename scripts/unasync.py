@@ -32,6 +32,7 @@ RULES = [
     (r"return Pending\((\w+)\)", r"return \1()"),
     (r" *from sandkeep\.sdk\._compat_async import Pending\n", ""),
     (r"(from sandkeep\.sdk\._compat_async import .*?)\bPending, ", r"\1"),
+    (r"(from sandkeep\.sdk\._compat_async import .*), Pending\n", r"\1\n"),
     (r'\n.*\bPending",', ""),
     # Modules.
     (r"\bsdk\._async", "sync"),

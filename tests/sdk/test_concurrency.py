@@ -186,6 +186,18 @@ async def test_what_is_used_before_it_is_opened_says_what_is_missing() -> None:
         pytest.fail("entered")
 
 
+@pytest.mark.anyio
+async def test_the_with_of_the_other_half_says_which_one_is_needed() -> None:
+    for kind in (sandkeep.Sandbox, sandkeep.Client, sandkeep.Process, sandkeep.Batch, sandkeep.Terminal):
+        handle: Any = kind.__new__(kind)
+        with pytest.raises(TypeError, match=f"{kind.__name__} needs 'async with'"), handle:
+            pytest.fail("entered")
+    blocking: Any = sync.BinaryReader.__new__(sync.BinaryReader)
+    with pytest.raises(TypeError, match=r"BinaryReader of sandkeep\.sync needs 'with'"):
+        async with blocking:
+            pytest.fail("entered")
+
+
 def test_without_an_event_loop_the_other_half_is_named() -> None:
     with pytest.raises(InvalidRequest, match="from sandkeep import sync as sandkeep"):
         sandkeep.create_sandbox()

@@ -59,6 +59,38 @@ def test_what_users_write_is_understood_in_strict_mode(tmp_path: Path) -> None:
     check(tmp_path, "strict", "examples", "tests/sdk/user_code.py")
 
 
+ONE_TEXT = """
+from sandkeep import Sandbox, sync
+
+async def wrong(box: Sandbox, other: sync.Sandbox) -> None:
+    await box.run_process("ls", "-l")
+    await box.create_process("ls", "-l")
+    other.run_process("ls", "-l")
+    await box.fs.sync_to(".", "src", ignore="*.pyc")
+
+async def right(box: Sandbox, words: tuple[str, ...]) -> None:
+    await box.run_process("ls", ["-l"])
+    await box.run_process("ls", words)
+    await box.fs.sync_to(".", "src", ignore=[*words])
+"""
+
+
+def test_one_text_in_place_of_a_list_of_arguments_is_an_error_for_type_checkers(tmp_path: Path) -> None:
+    program = tmp_path / "one_text.py"
+    program.write_text(ONE_TEXT)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT / "src")]}))
+    done = checker("--pythonpath", sys.executable, "--outputjson", "-p", str(tmp_path))
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    errors = [each["range"]["start"]["line"] + 1 for each in found if each["severity"] == "error"]
+    assert errors == [5, 6, 7, 8], done.stdout
+    argv = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(program)]
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "src")}
+    said = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=tmp_path).stdout
+    lines = [line for line in said.splitlines() if ": error:" in line]
+    assert [line.split(":")[1] for line in lines] == ["5", "6", "7", "8"], said
+    assert all("[arg-type]" in line for line in lines)
+
+
 def test_every_public_type_is_known_to_those_who_install_it(tmp_path: Path) -> None:
     installed = tmp_path / "venv"
     argv = [sys.executable, "-m", "venv", "--without-pip", str(installed)]

@@ -125,6 +125,45 @@ def test_our_own_routes_do_what_a_file_browser_needs(box: Box) -> None:
     assert fs("stat", path="/root", sudo=True).status_code == 200
 
 
+def test_a_tree_is_listed_unpacked_and_thinned_out_without_following_links(box: Box) -> None:
+    def fs(operation: str, **body: object) -> httpx.Response:
+        return box.api.post(f"{box.own}/fs/{operation}", json=body)
+
+    def put(data: bytes, cwd: str) -> httpx.Response:
+        return box.api.put(f"{box.own}/fs/tree/archive", params={"cwd": cwd}, content=data)
+
+    assert put(archive({"a": b"1", "\udcff": b"2"}, 0o640), "tree").json() == {"entries": 2}
+    fs("symlink", path="tree/out", target="/tmp")
+    fs("mkdir", path="tree/d")
+    lines = [json.loads(line) for line in fs("tree", path="tree", checksum=True).text.splitlines() if line]
+    entries = {entry["path"]: entry for line in lines for entry in line["entries"]}
+    assert lines[-1]["end"] and set(entries) == {"a", "\udcff", "out", "d"}
+    assert entries["a"]["digest"] == hashlib.blake2b(b"1", digest_size=32).hexdigest()
+    assert (entries["a"]["mode"], entries["out"]["target"]) == (0o640, "/tmp")
+    assert "\udcff" not in fs("tree", path="tree", ignore=["?", "!a"]).text
+
+    through = put(archive({"out/x": b"3"}), "tree")
+    assert refused(through) == (400, "file_error") and refused(fs("stat", path="/tmp/x")) == (
+        404,
+        "not_found",
+    )
+    assert refused(fs("tree/remove", path="tree", names=["none", "out/x", "a"])) == (400, "file_error")
+    assert fs("stat", path="tree/a").status_code == 200
+    for name in ("../x", "/etc/passwd", "d/..", "", "."):
+        wrong = fs("tree/remove", path="tree", names=[name])
+        assert wrong.status_code == 400 and wrong.json()["error"]["details"]["field"].startswith("names"), (
+            name
+        )
+    fs("mkdir", path="tree/d/kept")
+    assert fs("tree/remove", path="tree", names=["out", "d"]).json() == {"kept": ["d"]}
+    assert fs("stat", path="/tmp").status_code == 200, "the link is gone, not its target"
+    fetched = fs("tree/archive", path="tree", names=["d", "gone"])
+    with tarfile.open(fileobj=io.BytesIO(fetched.content)) as tar:
+        assert tar.getnames() == ["d"]
+    assert refused(fs("tree", path="none")) == (404, "not_found")
+    assert refused(fs("tree", path="tree", ignore=["[a"])) == (400, "bad_request")
+
+
 def test_a_large_file_goes_through_without_being_held(box: Box, server: ServerProcess) -> None:
     size, piece = 96 << 20, b"\x5a" * (1 << 20)
     before = resident(server.pid)

@@ -13,6 +13,7 @@ import pytest
 
 import sandkeep
 from sandkeep.dataclass import dataclass
+from sandkeep.frozen import Frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +124,23 @@ def test_every_public_value_is_one() -> None:
     ]
     assert len(found) > 40
     assert {vars(kind)["__setattr__"].__module__ for kind in found} == {"sandkeep.dataclass"}
+
+
+def test_every_public_value_can_be_pickled_and_made_a_dictionary() -> None:
+    """Filled by force: what a value may hold is tested elsewhere."""
+    for name in sandkeep.__all__:
+        kind: Any = getattr(sandkeep, name)
+        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+            continue
+        value: Any = kind.__new__(kind)
+        fields = dataclasses.fields(kind)
+        for each in fields:
+            mapping = "Mapping" in str(each.type)
+            object.__setattr__(value, each.name, Frozen({"key": "value"}) if mapping else each.name)
+        again = pickle.loads(pickle.dumps(value))
+        assert [getattr(again, each.name) for each in fields] == [
+            getattr(value, each.name) for each in fields
+        ]
+        shown = dataclasses.asdict(value)
+        assert shown.keys() == {each.name for each in fields}, name
+        assert copy.deepcopy(value) == value == copy.copy(value)

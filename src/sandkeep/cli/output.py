@@ -135,6 +135,18 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _json(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON. Bytes of a file name that are not UTF-8 are escaped: a document must be UTF-8."""
+    import json
+
+    text = json.dumps(plain(value), indent=indent, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(plain(value), indent=indent)
+    return text
+
+
 def camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
@@ -190,15 +202,11 @@ class Output:
 
     def json(self, value: Any) -> None:
         """Print one JSON document."""
-        import json
-
-        print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+        print(_json(value, indent=2))
 
     def record(self, value: Any) -> None:
         """Print one line of JSON of a stream."""
-        import json
-
-        print(json.dumps(plain(value), ensure_ascii=False), flush=True)
+        print(_json(value), flush=True)
 
     def paint(self, text: str, style: str) -> str:
         return painted(text, style, colour=self.colour)

@@ -43,6 +43,7 @@ COMMANDS: Final = {
     "logs": Entry("processes", "logs", "show the output of a process", PROCESSES),
     "kill": Entry("processes", "kill", "send a signal to a process", PROCESSES),
     "cp": Entry("files", "cp", "copy files and directories to and from a sandbox", PROCESSES),
+    "sync": Entry("sync", "sync", "copy only what differs between two directories", PROCESSES),
     "cat": Entry("files", "cat", "print a file of a sandbox, or a part of it", PROCESSES),
     "snapshot": Entry("snapshots", "snapshot", "take a snapshot of a sandbox and stop it", SNAPSHOTS),
     "checkpoint": Entry(

@@ -11,9 +11,9 @@ from sandkeep.engine.sessions import Sessions
 from sandkeep.host.control import DIRECT_BYTES
 from sandkeep.host.driver import Acting, Download, Upload, WriteOptions
 from sandkeep.host.driver import Files as SessionFiles
-from sandkeep.host.reports import FileChange, FileLines, FileStat
+from sandkeep.host.reports import FileChange, FileLines, FileStat, TreeEntry
 
-__all__ = ["DIRECT_BYTES", "Acting", "FileStat", "Files", "WriteOptions"]
+__all__ = ["DIRECT_BYTES", "Acting", "FileStat", "Files", "TreeEntry", "WriteOptions"]
 
 
 class Files:
@@ -94,6 +94,29 @@ class Files:
         files = await self._of(project, session)
         async for changes in files.watch(path, acting, recursive=recursive):
             yield changes
+
+    async def tree(
+        self,
+        project: str,
+        session: str,
+        path: str,
+        acting: Acting,
+        *,
+        ignore: Sequence[str] = (),
+        checksum: bool = False,
+    ) -> AsyncIterator[Sequence[TreeEntry]]:
+        """Yield everything below a directory, in batches."""
+        files = await self._of(project, session)
+        async for entries in files.tree(path, acting, ignore=ignore, checksum=checksum):
+            yield entries
+
+    async def tree_archive(
+        self, project: str, session: str, path: str, names: Sequence[str], acting: Acting
+    ) -> AsyncIterator[bytes]:
+        """Yield a tar archive of entries below a directory, with exact times."""
+        files = await self._of(project, session)
+        async for piece in files.tree_archive(path, names, acting):
+            yield piece
 
     # --- changing ----------------------------------------------------------------------------------------
 
@@ -183,3 +206,20 @@ class Files:
         entries = await files.extract(cwd, data, acting or Acting())
         self.changed(project, session, "extract", cwd, entries=entries)
         return entries
+
+    async def tree_extract(
+        self, project: str, session: str, path: str, data: AsyncIterable[bytes], acting: Acting
+    ) -> int:
+        """Unpack an archive of ``tree_archive``'s kind below ``path``; return how many entries."""
+        files = await self._of(project, session)
+        entries = await files.tree_extract(path, data, acting)
+        self.changed(project, session, "extract", path, entries=entries)
+        return entries
+
+    async def tree_remove(
+        self, project: str, session: str, path: str, names: Sequence[str], acting: Acting
+    ) -> Sequence[str]:
+        """Remove entries below a directory; return the directories that stay because they are not empty."""
+        kept = await (await self._of(project, session)).tree_remove(path, names, acting)
+        self.changed(project, session, "remove", path, entries=len(names) - len(kept))
+        return kept

@@ -21,6 +21,7 @@ from sandkeep.host.reports import (
     ProcessRecord,
     SessionOrigin,
     SessionState,
+    TreeEntry,
     Usage,
 )
 from sandkeep.host.rootfs import Rootfs
@@ -258,6 +259,27 @@ class Files(Protocol):
         self, paths: Sequence[str], acting: Acting = ..., *, ignore: Sequence[str] = ()
     ) -> AsyncIterator[bytes]:
         """Yield a tar archive of files and trees."""
+
+    def tree(
+        self, path: str, acting: Acting = ..., *, ignore: Sequence[str] = (), checksum: bool = False
+    ) -> AsyncIterator[Sequence[TreeEntry]]:
+        """Yield everything below a directory, in batches, a directory before its contents.
+
+        ``ignore`` has patterns as `sandkeep.shared.ignoring` describes them.
+        """
+        ...
+
+    async def tree_remove(self, path: str, names: Sequence[str], acting: Acting = ...) -> Sequence[str]:
+        """Remove entries below a directory, in this order; return the directories that are not empty."""
+        ...
+
+    def tree_archive(self, path: str, names: Sequence[str], acting: Acting = ...) -> AsyncIterator[bytes]:
+        """Yield a tar archive of entries below a directory, with exact times."""
+        ...
+
+    async def tree_extract(self, path: str, data: AsyncIterable[bytes], acting: Acting = ...) -> int:
+        """Unpack such an archive; directories get the modes of their entries, and no link is followed."""
+        ...
 
     def watch(
         self, path: str, acting: Acting = ..., *, recursive: bool = True

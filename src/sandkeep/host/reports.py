@@ -206,6 +206,23 @@ class FileLines:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeEntry:
+    """One entry of a tree that a client compares with its own."""
+
+    path: str
+    """Relative to the tree."""
+    kind: str
+    size: int
+    mode: int
+    mtime_ns: int
+    target: str | None = None
+    digest: str | None = None
+    """BLAKE2b of a file's content, 32 bytes in hexadecimal, if asked for and the file can be read."""
+    unreadable: bool = False
+    """What is below this directory is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class FileChange:
     """One change below a watched directory."""
 

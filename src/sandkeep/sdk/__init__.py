@@ -26,5 +26,6 @@ other modules are shared by both halves. Nothing here imports the server, the en
 ``sinks``          where the output of ``run_process`` goes: the result, a file, a stream, nowhere
 ``content``        local files as bodies of requests and of responses
 ``local``          local files of an upload or download
+``comparing``      what differs between a local tree and one of a sandbox
 ``tarball``        trees as tar streams
 """

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Lock",
+    "OwnWith",
     "Pending",
     "Pool",
     "Slots",
@@ -172,6 +173,19 @@ async def _apart(work: Callable[[], Awaitable[object]], seconds: float | None) -
 async def in_thread(function: Callable[[str], Any], argument: str) -> None:
     """Call a blocking function in a thread."""
     await anyio.to_thread.run_sync(function, argument)
+
+
+class OwnWith:
+    """A handle that is entered by ``async with``; ``with`` says so."""
+
+    if not TYPE_CHECKING:  # type checkers report it themselves
+
+        def __enter__(self) -> NoReturn:
+            name = type(self).__name__
+            raise TypeError(f"{name} needs 'async with'; 'with' is for 'from sandkeep import sync'")
+
+        def __exit__(self, *_: object) -> None:
+            """Exist so that ``with`` calls ``__enter__``, which explains the mistake."""
 
 
 class _Entered(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing
 from threading import Lock, Semaphore
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from sandkeep.sdk.address import CONNECT_AGAIN_SECONDS, UnixEnd, trust
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Lock",
+    "OwnWith",
     "Pool",
     "Slots",
     "UnixStream",
@@ -131,6 +132,19 @@ class UnixStream(UnixEnd):
 def chunks_of(response: httpcore2.Response) -> AbstractContextManager[Iterator[bytes]]:
     """Return the body of a response, chunk by chunk."""
     return closing(cast("Generator[bytes, None, None]", response.iter_stream()))
+
+
+class OwnWith:
+    """A handle that is entered by ``with``; ``async with`` says so."""
+
+    if not TYPE_CHECKING:  # type checkers report it themselves
+
+        async def __aenter__(self) -> NoReturn:
+            name = type(self).__name__
+            raise TypeError(f"{name} of sandkeep.sync needs 'with'; 'async with' is for 'import sandkeep'")
+
+        async def __aexit__(self, *_: object) -> None:
+            """Exist so that ``async with`` calls ``__aenter__``, which explains the mistake."""
 
 
 def shielded(work: Callable[[], object], seconds: float | None) -> None:

@@ -6,10 +6,10 @@ Arguments are checked here, before anything is sent: the error names the argumen
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from sandkeep.checks import byte_length, duration, expect, milliseconds, refuse
 from sandkeep.errors import InvalidRequest
@@ -34,6 +34,20 @@ from sandkeep.wire.base import encode
 
 _STDOUT = -2
 """The constant of ``subprocess``, copied because importing that module is slow."""
+
+
+class Texts(Protocol):
+    """A sequence of texts that is not itself one text, which would be a sequence of characters.
+
+    Type checkers accept lists, tuples and every other ``Sequence[str]`` but ``str``, whose ``in`` takes texts
+    only.
+    """
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __reversed__(self) -> Iterator[str]: ...
+    def __contains__(self, value: object, /) -> bool: ...
+    def __getitem__(self, index: int, /) -> str: ...
 
 
 def _resources(value: Resources) -> dict[str, Any]:
@@ -152,7 +166,7 @@ def policy(value: NetworkPolicy) -> bytes:
 
 def process(
     command: str,
-    args: Sequence[str],
+    args: Texts,
     *,
     cwd: str | None,
     env: Mapping[str, str | None] | None,
@@ -188,7 +202,7 @@ def process(
 
 def terminal(
     command: str,
-    args: Sequence[str],
+    args: Texts,
     *,
     cwd: str | None,
     env: Mapping[str, str | None] | None,
@@ -260,7 +274,7 @@ def check_size(columns: int, rows: int) -> None:
             refuse(name, f"must be between 1 and 65535, not {value}")
 
 
-def _check_args(args: Sequence[str]) -> None:
+def _check_args(args: Texts) -> None:
     if isinstance(args, str):
         refuse("args", "must be a sequence of strings, not one string")
     expect("args", args, Iterable, "a sequence of strings")

@@ -9,16 +9,28 @@ from __future__ import annotations
 import fnmatch
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
 
 from sandkeep.errors import ArchiveError
 from sandkeep.sdk import tarball
 from sandkeep.sdk.content import CHUNK_BYTES, FileBody, Progress, write_all
 from sandkeep.sdk.values import Transferred
 from sandkeep.shared.tarreader import TarEntry, TarFeed
+from sandkeep.states import FileKind
 from sandkeep.wire.errors import exception
 
-__all__ = ["FileBody", "FileWriter", "Progress", "TreeReader", "TreeWriter"]
+__all__ = [
+    "ChosenReader",
+    "FileBody",
+    "FileWriter",
+    "Progress",
+    "TreeReader",
+    "TreeWriter",
+    "local_kind",
+    "own_errors",
+]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 for _flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_BINARY", "O_NOINHERIT"):
@@ -40,6 +52,13 @@ def ignored(name: str, patterns: Sequence[str]) -> bool:
     return False
 
 
+class SourceFailed(Exception):
+    """A local file cannot be read; the cause says why.
+
+    A transport must not take that for an ``OSError`` of its connection.
+    """
+
+
 class TreeReader:
     """A local tree as a tar stream, joined into chunks of a useful size."""
 
@@ -52,7 +71,17 @@ class TreeReader:
         self.bytes: int = 0
 
     def stream(self) -> Iterator[bytes]:
-        """Return the archive in chunks."""
+        """Return the archive in chunks.
+
+        Raises:
+            SourceFailed: something cannot be read.
+        """
+        try:
+            yield from self._chunks()
+        except OSError as error:
+            raise SourceFailed(str(error)) from error
+
+    def _chunks(self) -> Iterator[bytes]:
         gathered: list[bytes] = []
         size = 0
         for chunk in self._blocks():
@@ -79,25 +108,33 @@ class TreeReader:
                 if ignored(name, self._ignore):
                     continue
                 if entry.is_symlink():
-                    mtime = int(entry.stat(follow_symlinks=False).st_mtime)
-                    link = os.readlink(entry.path)
-                    yield tarball.header(self._named(name), link=link, mode=0o777, mtime=mtime)
+                    yield self._link(entry.path, name, entry.stat(follow_symlinks=False))
                 elif entry.is_dir():
-                    info = entry.stat()
-                    mode, mtime = stat.S_IMODE(info.st_mode), int(info.st_mtime)
-                    yield tarball.header(self._named(name), mode=mode, mtime=mtime, directory=True)
+                    yield self._directory(name, entry.stat())
                     waiting.append(name)
                 elif entry.is_file():
                     yield from self._file(entry.path, name)
 
+    def _link(self, path: str, name: str, info: os.stat_result) -> bytes:
+        link = os.readlink(path)
+        return tarball.header(self._named(name), link=link, mode=0o777, mtime_ns=self._time(info))
+
+    def _directory(self, name: str, info: os.stat_result) -> bytes:
+        mode = stat.S_IMODE(info.st_mode)
+        return tarball.header(self._named(name), mode=mode, directory=True, mtime_ns=self._time(info))
+
+    def _time(self, info: os.stat_result) -> int:
+        """Return the time of an entry, in nanoseconds; whole seconds take less room."""
+        return info.st_mtime_ns // 1_000_000_000 * 1_000_000_000
+
     def _file(self, path: str, name: str) -> Iterator[bytes]:
-        with open(path, "rb", buffering=0) as handle:
+        with open(path, "rb", buffering=0, opener=_opener) as handle:
             info = os.fstat(handle.fileno())
             yield tarball.header(
                 self._named(name),
                 size=info.st_size,
                 mode=stat.S_IMODE(info.st_mode),
-                mtime=int(info.st_mtime),
+                mtime_ns=self._time(info),
             )
             left = info.st_size
             while left:
@@ -114,6 +151,68 @@ class TreeReader:
 
     def _named(self, name: str) -> str:
         return f"{self._prefix}/{name}" if self._prefix else name
+
+
+class ChosenReader(TreeReader):
+    """Chosen entries of a local tree as a tar stream, with exact times; directories before what is in them.
+
+    An entry that is gone, or of another kind than before, is left out: it is in ``missing``.
+    """
+
+    def __init__(self, root: str, chosen: Mapping[str, FileKind], progress: Progress | None) -> None:
+        super().__init__(root, "", (), progress)
+        self._chosen = chosen
+        self.missing: set[str] = set()
+
+    def _blocks(self) -> Iterator[bytes]:
+        for name, kind in self._chosen.items():
+            path = os.path.join(self._root, name)
+            try:
+                info = os.lstat(path)
+                if local_kind(info) != kind:
+                    self.missing.add(name)
+                elif kind == FileKind.SYMLINK:
+                    yield self._link(path, name, info)
+                elif kind == FileKind.DIRECTORY:
+                    yield self._directory(name, info)
+                else:
+                    yield from self._file(path, name)
+            except (FileNotFoundError, NotADirectoryError):
+                self.missing.add(name)
+
+    def _time(self, info: os.stat_result) -> int:
+        return info.st_mtime_ns
+
+
+_KINDS: Final = {
+    stat.S_IFREG: FileKind.FILE,
+    stat.S_IFDIR: FileKind.DIRECTORY,
+    stat.S_IFLNK: FileKind.SYMLINK,
+    stat.S_IFIFO: FileKind.FIFO,
+    stat.S_IFSOCK: FileKind.SOCKET,
+    stat.S_IFBLK: FileKind.BLOCK_DEVICE,
+    stat.S_IFCHR: FileKind.CHARACTER_DEVICE,
+}
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raise what made a local file unreadable as it is."""
+    try:
+        yield
+    except SourceFailed as failed:
+        assert failed.__cause__ is not None
+        raise failed.__cause__ from None
+
+
+def local_kind(info: os.stat_result) -> FileKind:
+    """Return the kind of a local entry."""
+    return _KINDS[stat.S_IFMT(info.st_mode)]
+
+
+def _opener(path: str, flags: int) -> int:
+    # Known to be a file: a link that has taken its place meanwhile leads elsewhere.
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
 class FileWriter:
@@ -146,10 +245,12 @@ class FileWriter:
         write_all(self._fd, data)
         self.bytes += len(data)
 
-    def finish(self, mode: int) -> None:
+    def finish(self, mode: int, mtime_ns: int | None = None) -> None:
         if hasattr(os, "fchmod"):
             os.fchmod(self._fd, mode & 0o777)
         self._close()
+        if mtime_ns is not None:
+            os.utime(self._draft, ns=(mtime_ns, mtime_ns))
         if self._draft != self._path:
             os.replace(self._draft, self._path)
 
@@ -168,9 +269,10 @@ class FileWriter:
 
 
 class TreeWriter:
-    """Writes the entries of an archive below a local directory."""
+    """Writes the entries of an archive below a local directory; with ``exact``, with their times."""
 
-    def __init__(self, root: str, progress: Progress | None) -> None:
+    def __init__(self, root: str, progress: Progress | None, *, exact: bool = False) -> None:
+        self._exact = exact
         self._root = os.path.abspath(root)
         os.makedirs(self._root, exist_ok=True)
         self._feed = TarFeed()
@@ -228,8 +330,7 @@ class TreeWriter:
             self._real.add(path)
             self._modes.append((path, (entry.mode & 0o777) | 0o700))
         elif entry.kind == "symlink":
-            _remove(path)
-            os.symlink(tarball.text(entry.link), path)
+            _symlink(tarball.text(entry.link), path)
             self._real.discard(path)
         elif entry.kind == "hardlink":
             source = self._place(tarball.text(entry.link).strip("/"))
@@ -248,7 +349,7 @@ class TreeWriter:
         self._left -= len(data)
         self.bytes += len(data)
         if not self._left:
-            self._file.finish(self._entry.mode)
+            self._file.finish(self._entry.mode, self._entry.mtime_ns if self._exact else None)
             self._file = None
             self.files += 1
             if self._progress is not None:
@@ -269,6 +370,20 @@ class TreeWriter:
             os.makedirs(above, exist_ok=True)
             self._real.add(above)
         return os.path.join(above, parts[-1])
+
+
+def _symlink(target: str, path: str) -> None:
+    """Make a symbolic link, at once in place of a file or link that is there."""
+    try:
+        os.symlink(target, path)
+    except FileExistsError:
+        draft = os.path.join(os.path.dirname(path), f".{os.urandom(8).hex()}.part")
+        os.symlink(target, draft)
+        try:
+            os.replace(draft, path)
+        except BaseException:
+            _remove(draft)
+            raise
 
 
 def _remove(path: str) -> None:

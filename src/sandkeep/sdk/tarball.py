@@ -11,12 +11,22 @@ _NAME_ERRORS = "surrogateescape"
 
 
 def header(
-    name: str, *, size: int = 0, mode: int = 0o644, mtime: int = 0, directory: bool = False, link: str = ""
+    name: str,
+    *,
+    size: int = 0,
+    mode: int = 0o644,
+    mtime: int = 0,
+    mtime_ns: int | None = None,
+    directory: bool = False,
+    link: str = "",
 ) -> bytes:
-    """Return the header of one entry: a file unless it is a directory or has a link target."""
+    """Return the header of one entry: a file unless it is a directory or has a link target.
+
+    ``mtime_ns``, if given, is the time instead of the whole seconds of ``mtime``.
+    """
     kind = "directory" if directory else "symlink" if link else "file"
     raw, target = name.encode("utf-8", _NAME_ERRORS), link.encode("utf-8", _NAME_ERRORS)
-    return tarwriter.header(raw, kind, mode=mode, size=size, mtime=mtime, link=target)
+    return tarwriter.header(raw, kind, mode=mode, size=size, mtime=mtime, mtime_ns=mtime_ns, link=target)
 
 
 def file(name: str, data: bytes, mode: int, *, mtime: int = 0) -> bytes:

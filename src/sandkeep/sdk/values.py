@@ -436,3 +436,19 @@ class Transferred:
     """The entry being transferred; empty in the final count."""
     files: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """What a sync did, or with ``dry_run`` would do. Paths are relative to the two trees."""
+
+    copied: tuple[str, ...]
+    """Files, links and directories that were created, or replaced because they differed."""
+    deleted: tuple[str, ...]
+    """Entries that the source does not have."""
+    unchanged: int
+    """Number of entries that were the same already."""
+    bytes: int
+    """Content of the copied files."""
+    left_out: tuple[str, ...] = ()
+    """Pipes, sockets and devices of the source, which are not copied."""

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from sandkeep.engine import configuration, policies
 from sandkeep.engine.engine import Engine
-from sandkeep.engine.files import FileStat
+from sandkeep.engine.files import FileStat, TreeEntry
 from sandkeep.engine.sessions import Usage
 from sandkeep.policy_json import shown as shown_policy
 from sandkeep.shared.processrecord import OUT_OF_MEMORY, TIME_LIMIT
@@ -39,7 +39,7 @@ from sandkeep.wire.objects import (
     limits_object,
     spec_fields,
 )
-from sandkeep.wire.v1 import EventObject, FileObject, ProcessObject, UsageObject
+from sandkeep.wire.v1 import EventObject, FileObject, ProcessObject, TreeEntryObject, UsageObject
 
 KILLED_EXIT_CODE: Final = 137
 """Exit code of a process that ended with its session: it is unknown, but clients need a number."""
@@ -241,6 +241,17 @@ def file(entry: FileStat) -> FileObject:
         ino=entry.ino,
         nlink=entry.nlink,
         target=UNSET if entry.target is None else entry.target,
+    )
+
+
+def tree_entry(entry: TreeEntry) -> TreeEntryObject:
+    return TreeEntryObject(
+        path=entry.path,
+        kind=FileKind(entry.kind),
+        size=entry.size,
+        mode=entry.mode,
+        mtime_ns=entry.mtime_ns,
+        **known(target=entry.target, digest=entry.digest, unreadable=entry.unreadable or None),
     )
 
 

@@ -8,6 +8,7 @@
 ``tarwriter``      writes tar archives as streams
 ``copying``        copies trees with their attributes
 ``removal``        removes trees without following links
+``ignoring``       patterns of files to leave out, as in ``.gitignore``
 ``locks``          probes for locks of other processes
 ``sealed``         small JSON files with a checksum
 ``jwt``            signed tokens

@@ -1,8 +1,8 @@
 """Writing of tar archives: ``header`` builds the headers of one entry, ``TarWriter`` a whole archive.
 
 The writer emits plain ustar headers and adds a PAX header only for what they cannot hold. Times are whole
-seconds and no host names or user names are stored: equal input gives equal bytes. The writer holds one
-header and one chunk at most.
+seconds unless the caller gives nanoseconds, and no host names or user names are stored: equal input gives
+equal bytes. The writer holds one header and one chunk at most.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sandkeep.shared.tar import BLOCK, CHUNK, END, XATTR, checksum, padding
 
 # name, mode, uid, gid, size, mtime, checksum, type, link, magic, prefix
 _PACKED = struct.Struct("100s8s8s8s12s12s8sc100s8s80x155s12x")
+_SECOND = 1_000_000_000
 _TYPES = {"file": b"0", "hardlink": b"1", "symlink": b"2", "directory": b"5"}
 
 
@@ -27,12 +28,14 @@ def header(
     gid: int = 0,
     size: int = 0,
     mtime: int = 0,
+    mtime_ns: int | None = None,
     link: bytes = b"",
     xattrs: Mapping[bytes, bytes] | None = None,
 ) -> bytes:
     """Return the header of one entry, with a PAX header in front of it if it needs one.
 
     ``size`` bytes of content and their ``padding`` must follow for a file, nothing for anything else.
+    ``mtime_ns``, if given, is the time instead of the whole seconds of ``mtime``.
 
     Raises:
         ValueError: a name is empty or has a NUL byte.
@@ -42,12 +45,17 @@ def header(
     if kind == "directory" and not name.endswith(b"/"):
         name += b"/"
     short, prefix, extension = name, b"", b""
-    fits = len(name) <= 100 and len(link) <= 100 and not xattrs and uid | gid < 1 << 21
+    if mtime_ns is not None:
+        mtime = mtime_ns // _SECOND
+    fraction = mtime_ns is not None and mtime_ns % _SECOND != 0
+    fits = len(name) <= 100 and len(link) <= 100 and not xattrs and not fraction and uid | gid < 1 << 21
     # A negative number among them makes the result negative.
     if not (fits and 0 <= uid | gid | size | mtime < 1 << 33):
         records, short, prefix = _records(name, link, xattrs or {})
         uid, gid = _fitting(uid, 7, b"uid", records), _fitting(gid, 7, b"gid", records)
         size, mtime = _fitting(size, 11, b"size", records), _fitting(mtime, 11, b"mtime", records)
+        if mtime_ns is not None and fraction:
+            records[b"mtime"] = _seconds(mtime_ns)
         if records:
             body = b"".join(_record(key, value) for key, value in records.items())
             above = b"PaxHeaders/" + short.rstrip(b"/")[-80:]
@@ -78,6 +86,7 @@ class TarWriter:
         gid: int = 0,
         size: int = 0,
         mtime: int = 0,
+        mtime_ns: int | None = None,
         link: bytes = b"",
         xattrs: Mapping[bytes, bytes] | None = None,
     ) -> None:
@@ -85,7 +94,18 @@ class TarWriter:
         if self._left:
             raise ValueError(f"{self._left} bytes of the previous entry are missing")
         self._write(
-            header(name, kind, mode=mode, uid=uid, gid=gid, size=size, mtime=mtime, link=link, xattrs=xattrs)
+            header(
+                name,
+                kind,
+                mode=mode,
+                uid=uid,
+                gid=gid,
+                size=size,
+                mtime=mtime,
+                mtime_ns=mtime_ns,
+                link=link,
+                xattrs=xattrs,
+            )
         )
         if kind == "file":
             self._left = size
@@ -174,6 +194,12 @@ def _fitting(value: int, digits: int, key: bytes, records: dict[bytes, bytes]) -
         return value
     records[key] = b"%d" % value
     return 0
+
+
+def _seconds(nanoseconds: int) -> bytes:
+    """Return a time as a PAX record has it."""
+    sign = b"-" if nanoseconds < 0 else b""
+    return b"%b%d.%09d" % (sign, *divmod(abs(nanoseconds), _SECOND))
 
 
 def _split(name: bytes) -> tuple[bytes, bytes]:

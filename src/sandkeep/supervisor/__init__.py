@@ -17,6 +17,7 @@ The supervisor outlives the server that started it, and only the supervisor talk
 ``direct``       file content moved between a file and a client's socket by the kernel
 ``archive``      trees as tar archives, out of the session
 ``extract``      tar archives unpacked into the session
+``comparing``    a tree that a client compares with its own: listed, and thinned out
 ``tree``         walks over a session's tree that no symbolic link leads out of
 ``inotify``      changes below a directory, as they happen
 ``checkpoint``   copies the upper directory while the session runs

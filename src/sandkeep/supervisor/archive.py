@@ -15,10 +15,11 @@ from sandkeep.errors import ArchiveError, InvalidRequest, path_error
 from sandkeep.shared.tarwriter import TarWriter
 from sandkeep.supervisor.files import SessionFiles
 from sandkeep.supervisor.identity import Identity
-from sandkeep.supervisor.tree import Fd, KernelFileSystem, Path, absolute, encode
+from sandkeep.supervisor.tree import Fd, KernelFileSystem, Path, absolute, encode, split_below
 
 _CHUNK = 1 << 18
-_DEPTH = 256
+DEPTH = 256
+"""Most directories inside each other."""
 _NAMED = 100
 """Most names that an error lists."""
 
@@ -60,6 +61,50 @@ def archive(
             except OSError as error:
                 raise path_error(error, "archive", path) from error
         writer.close()
+    return _finished(outgoing)
+
+
+def archive_entries(
+    files: SessionFiles,
+    path: Path,
+    names: Sequence[str],
+    writer: TarWriter,
+    identity: Identity,
+    *,
+    cwd: Path = "/",
+) -> Archived:
+    """Write chosen entries of the tree at ``path``, and end the archive.
+
+    ``names`` are relative to the tree. A directory is written without what is below it. Times are exact to
+    the nanosecond, and no symbolic link below the tree is followed. An entry that is gone is left out; what
+    cannot be read, or changes meanwhile, is reported as ``archive`` does.
+    """
+    with files.acting_as(identity):
+        outgoing = _Outgoing(files, writer, (), exact=True)
+        outgoing.start = absolute(path, cwd)
+        try:
+            top = files.tree.open_directory(outgoing.start)
+        except OSError as error:
+            raise path_error(error, "archive", path) from error
+        with Fd(top):
+            for name in names:
+                try:
+                    outgoing.add_entry(top, name)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                except OSError as error:
+                    raise path_error(error, "archive", os.path.join(os.fsdecode(path), name)) from error
+        writer.close()
+    return _finished(outgoing)
+
+
+def too_deep(top: str, name: str) -> ArchiveError:
+    """Return the error for a tree with more directories inside each other than are followed."""
+    return ArchiveError(f"{name}: deeper than {DEPTH} directories", path=os.path.join(top, name), entry=name)
+
+
+def _finished(outgoing: _Outgoing) -> Archived:
+    """Return what was archived, or raise for entries that could not be."""
     if outgoing.failed is not None:
         first, path = outgoing.failed
         others = " and others" if len(outgoing.unreadable) + len(outgoing.changed) > 1 else ""
@@ -77,9 +122,12 @@ def archive(
 
 
 class _Outgoing:
-    def __init__(self, files: SessionFiles, writer: TarWriter, ignore: Sequence[str]) -> None:
+    def __init__(
+        self, files: SessionFiles, writer: TarWriter, ignore: Sequence[str], *, exact: bool = False
+    ) -> None:
         self._tree = files.tree
         self._writer = writer
+        self._exact = exact
         self._ignored = [os.fsencode(pattern).split(b"*") for pattern in ignore if "/" not in pattern]
         self._ignored_whole = [os.fsencode(p).strip(b"/").split(b"*") for p in ignore if "/" in p]
         self._links: dict[tuple[int, int], bytes] = {}
@@ -109,6 +157,16 @@ class _Outgoing:
             else:
                 self._leaf(parent, last, name, info)
 
+    def add_entry(self, top: int, name: str) -> None:
+        """Add one entry below an open directory, without what is below it."""
+        directory, last = split_below(name, "names")
+        with Fd(self._tree.open_beneath(top, directory)) as parent:
+            info = os.stat(last, dir_fd=parent, follow_symlinks=False)
+            if not stat.S_ISDIR(info.st_mode):
+                self._leaf(parent, last, os.fsencode(name), info)
+            elif (below := self._directory(parent, last, os.fsencode(name))) >= 0:
+                os.close(below)
+
     def _walk(self, top: int, top_name: bytes) -> None:
         """Add everything below an open directory. The caller keeps and closes the descriptor."""
         levels = [(top, top_name, iter(sorted(os.fsencode(name) for name in os.listdir(top))))]
@@ -131,12 +189,8 @@ class _Outgoing:
                 if not stat.S_ISDIR(info.st_mode):
                     self._leaf(fd, last, name, info)
                     continue
-                if len(levels) == _DEPTH:
-                    raise ArchiveError(
-                        f"{os.fsdecode(name)}: deeper than {_DEPTH} directories",
-                        path=os.fsdecode(os.path.join(self.start, name)),
-                        entry=os.fsdecode(name),
-                    )
+                if len(levels) == DEPTH:
+                    raise too_deep(os.fsdecode(self.start), os.fsdecode(name))
                 below = self._directory(fd, last, name)
                 if below >= 0:
                     levels.append((below, name, iter(sorted(os.fsencode(n) for n in os.listdir(below)))))
@@ -236,6 +290,7 @@ class _Outgoing:
             gid=self._tree.inside(info.st_gid),
             size=size,
             mtime=info.st_mtime_ns // 1_000_000_000,
+            mtime_ns=info.st_mtime_ns if self._exact else None,
             link=link,
         )
         self.entries += 1

@@ -30,6 +30,7 @@ def extract(
     *,
     cwd: Path = "/",
     keep_owner: bool = False,
+    exact: bool = False,
     on_entry: Callable[[TarEntry], object] | None = None,
 ) -> int:
     """Unpack an archive below ``dest``, which is made if missing, and return the number of entries.
@@ -37,6 +38,8 @@ def extract(
     Existing files and links are replaced as a whole, existing directories are kept as they are. Without
     ``keep_owner`` everything belongs to ``identity`` and set-id bits are dropped; ``user.*`` attributes are
     set, and file capabilities too with ``keep_owner``. ``on_entry`` is called after each entry is in place.
+    With ``exact`` an existing directory gets the mode of its entry, the directory of every entry must exist
+    or come before it, and no symbolic link below ``dest`` is followed.
 
     Stops at the first entry that fails with an ``ArchiveError`` carrying ``path``, ``entry``, ``index`` and
     ``entries``, the number in place. A file whose content is cut short is removed.
@@ -48,7 +51,7 @@ def extract(
             raise path_error(error, "extract to", dest) from error
         with Fd(fd):
             below = absolute(dest, cwd)
-            extraction = _Extraction(files, fd, below, keep_owner=keep_owner)
+            extraction = _Extraction(files, fd, below, keep_owner=keep_owner, exact=exact)
             done = 0
             try:
                 for entry in reader:
@@ -72,16 +75,20 @@ class _NewDirectory(NamedTuple):
     name: bytes
     key: tuple[int, int]
     mode: int
-    mtime_ns: int
+    mtime_ns: int | None
+    """``None``: the time stays."""
 
 
 class _Extraction:
     """Places entries one by one. Keeps the last one's directory open: the next is mostly there too."""
 
-    def __init__(self, files: SessionFiles, dest_fd: int, dest: bytes, *, keep_owner: bool) -> None:
+    def __init__(
+        self, files: SessionFiles, dest_fd: int, dest: bytes, *, keep_owner: bool, exact: bool
+    ) -> None:
         self._tree = files.tree
         self._dest_fd = dest_fd
         self._dest = dest
+        self._exact = exact
         self._owner = keep_owner and not files.single
         self._modes = 0o7777 if keep_owner else 0o777
         self._directory: bytes | None = None
@@ -131,7 +138,10 @@ class _Extraction:
         if not directory:
             return self._dest_fd
         if directory != self._directory:
-            fd = self._tree.open_directory(self._dest + b"/" + directory, parents=True)
+            if self._exact:
+                fd = self._tree.open_beneath(self._dest_fd, directory)
+            else:
+                fd = self._tree.open_directory(self._dest + b"/" + directory, parents=True)
             if self._directory_fd >= 0:
                 os.close(self._directory_fd)
             self._directory, self._directory_fd = directory, fd
@@ -175,6 +185,9 @@ class _Extraction:
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
         except FileExistsError:
+            if self._exact:
+                self._change_directory(entry, parent, name, whole)
+                return
             # A link to a directory counts as one.
             if not self._tree.exists(self._dest + b"/" + whole, os.O_DIRECTORY):
                 raise
@@ -185,6 +198,14 @@ class _Extraction:
             info = os.fstat(fd)
         mode = entry.mode & self._modes | info.st_mode & stat.S_ISGID
         self._unfinished.append(_NewDirectory(whole, (info.st_dev, info.st_ino), mode, entry.mtime_ns))
+
+    def _change_directory(self, entry: TarEntry, parent: int, name: bytes, whole: bytes) -> None:
+        """Give an existing directory the mode of its entry; until the end its owner can also write to it."""
+        with Fd(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)) as fd:
+            info = self._tree.check_own(fd)
+            mode = entry.mode & self._modes | info.st_mode & stat.S_ISGID
+            os.chmod(proc_path(fd), mode | stat.S_IRWXU)
+        self._unfinished.append(_NewDirectory(whole, (info.st_dev, info.st_ino), mode, None))
 
     def _hardlink(self, entry: TarEntry, parent: int, name: bytes) -> None:
         target = _relative(entry, entry.link)
@@ -247,7 +268,8 @@ class _Extraction:
                 info = os.fstat(fd)
                 # Looked up by path again, so check that it is the one that was made.
                 if (info.st_dev, info.st_ino) == new.key:
-                    os.utime(proc_path(fd), ns=(new.mtime_ns, new.mtime_ns))
+                    if new.mtime_ns is not None:
+                        os.utime(proc_path(fd), ns=(new.mtime_ns, new.mtime_ns))
                     os.chmod(proc_path(fd), new.mode)
         except OSError:
             # A process in the sandbox removed it.

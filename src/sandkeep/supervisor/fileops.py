@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from sandkeep.errors import InternalError, InvalidRequest, SandkeepError
 from sandkeep.shared import protocol
 from sandkeep.shared.tarreader import TarReader
 from sandkeep.shared.tarwriter import TarWriter
-from sandkeep.supervisor.archive import archive
+from sandkeep.supervisor.archive import archive, archive_entries
 from sandkeep.supervisor.atomicwrite import ReadContent
+from sandkeep.supervisor.comparing import list_tree, remove_entries
 from sandkeep.supervisor.connection import LentSocket
 from sandkeep.supervisor.direct import DirectSocket, DirectUpload
 from sandkeep.supervisor.extract import extract
@@ -52,6 +54,12 @@ class Call:
         value = self.body.get(name)
         if not isinstance(value, str) or not value:
             raise InvalidRequest(f"{name} must be a path", field=name)
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        value = self.body.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise InvalidRequest(f"{name} must be a list of strings", field=name)
         return value
 
     def number(self, name: str, default: int | None = None) -> int | None:
@@ -279,7 +287,7 @@ def _copy(call: Call) -> dict[str, Any]:
     return {"bytes_written": written}
 
 
-def _extract(call: Call) -> dict[str, Any]:
+def _extract(call: Call, *, exact: bool = False) -> dict[str, Any]:
     entries = extract(
         call.files,
         TarReader(call.stream.read),
@@ -287,18 +295,43 @@ def _extract(call: Call) -> dict[str, Any]:
         call.identity,
         cwd=call.cwd,
         keep_owner=call.flag("keep_owner"),
+        exact=exact,
     )
     return {"entries": entries}
 
 
+def _tree(call: Call) -> dict[str, Any]:
+    count = list_tree(
+        call.files,
+        call.text("path"),
+        call.identity,
+        lambda entries: call.stream.write(protocol.encode_json_line(entries)),
+        cwd=call.cwd,
+        ignore=call.texts("ignore"),
+        checksum=call.flag("checksum"),
+    )
+    return {"count": count}
+
+
+def _tree_remove(call: Call) -> dict[str, Any]:
+    kept = remove_entries(call.files, call.text("path"), call.identity, call.texts("names"), cwd=call.cwd)
+    return {"kept": kept}
+
+
+def _tree_archive(call: Call) -> dict[str, Any]:
+    writer = TarWriter(call.stream.write)
+    path, names = call.text("path"), call.texts("names")
+    return archive_entries(call.files, path, names, writer, call.identity, cwd=call.cwd)._asdict()
+
+
 def _archive(call: Call) -> dict[str, Any]:
-    paths = call.body.get("paths")
-    ignore = call.body.get("ignore") or []
-    for name, value in (("paths", paths), ("ignore", ignore)):
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise InvalidRequest(f"{name} must be a list of strings", field=name)
     done = archive(
-        call.files, paths or [], TarWriter(call.stream.write), call.identity, cwd=call.cwd, ignore=ignore
+        call.files,
+        call.texts("paths"),
+        TarWriter(call.stream.write),
+        call.identity,
+        cwd=call.cwd,
+        ignore=call.texts("ignore"),
     )
     return done._asdict()
 
@@ -336,6 +369,10 @@ _OPERATIONS: Final[dict[str, Callable[[Call], dict[str, Any]]]] = {
     "copy": _copy,
     "extract": _extract,
     "archive": _archive,
+    "tree": _tree,
+    "tree_remove": _tree_remove,
+    "tree_archive": _tree_archive,
+    "tree_extract": partial(_extract, exact=True),
     "watch": _watch,
 }
-_TAKES_DATA: Final = frozenset({"write", "extract"})
+_TAKES_DATA: Final = frozenset({"write", "extract", "tree_extract"})

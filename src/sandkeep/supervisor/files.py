@@ -43,7 +43,7 @@ LIST_LIMIT = 100_000
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR)
 """Errors of renaming that are caused by an entry at the new name."""
 
-_KINDS = {
+KINDS = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
     stat.S_IFLNK: "symlink",
@@ -272,9 +272,9 @@ class SessionFiles:
                 operation.about("rename to", target)
                 new_parent, new = self.tree.entry(absolute(target, cwd), follow=False)
                 with Fd(new_parent):
-                    _refuse_mounted(new_parent, new)
+                    refuse_mounted(new_parent, new)
                     operation.about("rename", source)
-                    _refuse_mounted(old_parent, old)
+                    refuse_mounted(old_parent, old)
                     flags = 0 if replace else syscalls.RENAME_NOREPLACE
                     try:
                         syscalls.renameat2(old_parent, old, new_parent, new, flags)
@@ -302,7 +302,7 @@ class SessionFiles:
             with self._operation("remove", path, identity) as operation:
                 parent, name = self.tree.entry(absolute(path, cwd), follow=False)
                 with Fd(parent):
-                    _refuse_mounted(parent, name)
+                    refuse_mounted(parent, name)
                     if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                         os.unlink(name, dir_fd=parent)
                     elif recursive:
@@ -356,7 +356,7 @@ class SessionFiles:
     def _stat(self, name: bytes, info: os.stat_result, target: str | None) -> Stat:
         return Stat(
             os.fsdecode(name),
-            _KINDS.get(stat.S_IFMT(info.st_mode), "unknown"),
+            KINDS.get(stat.S_IFMT(info.st_mode), "unknown"),
             info.st_size,
             stat.S_IMODE(info.st_mode),
             self.tree.inside(info.st_uid),
@@ -496,7 +496,7 @@ def _check_mode(mode: int | None) -> None:
         raise InvalidRequest(f"not a permission mode: {mode:#o}", field="mode")
 
 
-def _refuse_mounted(parent: int, name: bytes) -> None:
+def refuse_mounted(parent: int, name: bytes) -> None:
     """Refuse an entry something is mounted on.
 
     The kernel refuses only if the mount is in the caller's own mount namespace. The supervisor is in another
@@ -526,7 +526,7 @@ def _not_regular(mode: int, path: Path, operation: str) -> PathError:
     text = os.fsdecode(path)
     if stat.S_ISDIR(mode):
         return path_error(IsADirectoryError(errno.EISDIR, ""), operation, path)
-    kind = _KINDS.get(stat.S_IFMT(mode), "unknown").replace("_", " ")
+    kind = KINDS.get(stat.S_IFMT(mode), "unknown").replace("_", " ")
     return NotRegularFile(
         f"{operation} {text}: a {kind}, not a regular file",
         path=text,

@@ -23,6 +23,7 @@ Path = str | bytes
 
 _SYMLINK_HOPS = 40
 _OVERFLOW_ID = 65534
+_BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 
 
 class KernelFileSystem(PermissionError):
@@ -71,6 +72,16 @@ class Tree:
                 raise
             self._make_directories(path)
             fd = self.open(path, flags)
+        try:
+            self.check(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def open_beneath(self, top: int, directory: bytes) -> int:
+        """Open a directory below an open one, through no symbolic link; ``.`` is that one itself."""
+        fd = syscalls.openat2(top, directory, os.O_PATH | os.O_DIRECTORY, resolve=_BENEATH)
         try:
             self.check(fd)
         except BaseException:
@@ -213,6 +224,14 @@ def split(path: bytes) -> tuple[bytes, bytes]:
     if name in (b"", b".", b".."):
         raise InvalidRequest(f"{os.fsdecode(path)} does not name an entry of a directory", field="path")
     return directory or b"/", name
+
+
+def split_below(name: str, field: str) -> tuple[bytes, bytes]:
+    """Return the directory and the last name of a path below a directory; ``.`` for that directory."""
+    parts = os.fsencode(name).split(b"/")
+    if any(part in (b"", b".", b"..") or b"\0" in part for part in parts):
+        raise InvalidRequest(f"{field}: {name!r} is not a path below the directory", field=field)
+    return b"/".join(parts[:-1]) or b".", parts[-1]
 
 
 def make_directory(parent: int, name: bytes, mode: int) -> None:

@@ -106,6 +106,7 @@ if TYPE_CHECKING:
         ShownPolicy,
         Snapshot,
         SnapshotNode,
+        Synced,
         Transferred,
         Usage,
     )
@@ -154,7 +155,7 @@ _WHERE = {
     "sdk.queries": "DriveQuery DriveQueryByCreated DriveQueryByName DriveQueryByUpdated SandboxQuery "
     "SandboxQueryByCreated SandboxQueryByName SandboxQueryByStatusUpdated SessionQuery SnapshotQuery",
     "sdk.values": "CompletedProcess Drive FileChange FileLines FileStat OutputChunk OutputGap ProcessInfo "
-    "Route SandboxGroup ShownPolicy Snapshot SnapshotNode Transferred Usage",
+    "Route SandboxGroup ShownPolicy Snapshot SnapshotNode Synced Transferred Usage",
     "policy": "Domain Forward Matcher NetworkPolicy PairMatcher RequestMatch Respond Rule Transform",
     "spec": "GitSource Mount Resources SnapshotRetention SnapshotSource TarballSource",
     "states": "EndReason FileKind MountMode OutputStream PolicyMode ProcessStatus SessionStatus "
@@ -242,6 +243,7 @@ __all__ = [
     "SortOrder",
     "StdinWriter",
     "Stopped",
+    "Synced",
     "TarballSource",
     "Terminal",
     "TextFileReader",

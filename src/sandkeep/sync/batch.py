@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from sandkeep.checks import expect, refuse
 from sandkeep.sync.filerequests import check_data, check_path
+from sandkeep.sdk._compat_sync import OwnWith
 
 if TYPE_CHECKING:
     from sandkeep.sync.filerequests import FileRequests
 
 
-class Batch:
+class Batch(OwnWith):
     """Writes that are collected and sent together. Made by :meth:`Files.batch`."""
 
     def __init__(self, files: FileRequests) -> None:

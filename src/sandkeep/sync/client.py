@@ -19,6 +19,7 @@ from sandkeep.sync.process import Process
 from sandkeep.sync.sandbox import Hook, Sandbox, get_process, start_fork
 from sandkeep.sync.secrets import Secrets
 from sandkeep.sync.transport import Transport, decode, new_key, segment
+from sandkeep.sdk._compat_sync import OwnWith
 from sandkeep.sdk.events import Event
 from sandkeep.sdk.queries import (
     DriveQuery,
@@ -41,7 +42,7 @@ _ATTEMPTS = 5
 """How often to alternate between finding and creating a sandbox that other clients create and destroy."""
 
 
-class Client:
+class Client(OwnWith):
     """A connection to a server, acting in one project.
 
     Making one does no I/O. Any number of tasks (or threads) can share it and its connections; close it, or

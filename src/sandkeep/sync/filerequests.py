@@ -5,18 +5,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sandkeep.checks import expect, refuse
-from sandkeep.errors import ArchiveError, PathError, SandkeepError, path_error_kind
+from sandkeep.errors import (
+    ArchiveError,
+    PathError,
+    RequestTimeout,
+    SandkeepError,
+    TransportError,
+    path_error_kind,
+)
+from sandkeep.sdk import retry
 from sandkeep.sync.recovery import Recovery
 from sandkeep.sync.transport import Body, Transport, decode
+from sandkeep.sdk._compat_sync import sleep
 from sandkeep.wire.base import MAX_SAFE
 from sandkeep.wire.v1 import FileObject, FileShown, Written
 
+T = TypeVar("T")
+
 TRANSFER_SECONDS = 300.0
 """How long a file operation may go without receiving anything."""
-_REPEATABLE = frozenset({"stat", "list", "lines", "readlink", "realpath", "copy", "chmod"})
+_REPEATABLE = frozenset({"stat", "list", "lines", "readlink", "realpath", "copy", "chmod", "tree/remove"})
 """Operations that change nothing, or have the same result when carried out twice."""
 
 
@@ -124,6 +135,17 @@ class FileRequests:
             self._recovery.run(send)
         except ArchiveError as error:
             raise of_entry(error, "write", path, before=before) from error
+
+    def _fetched(self, fetch: Callable[[str], T]) -> T:
+        """Run a download; start it again from the beginning if the connection is lost."""
+        again = retry.Reconnecting()
+        while True:
+            try:
+                return self._recovery.run(fetch)
+            except RequestTimeout:
+                raise
+            except TransportError as error:
+                sleep(again.after(error))
 
     def _reading(self, path: str) -> tuple[str, FileObject]:
         """Check that the session runs and the file can be read; return both."""

@@ -8,10 +8,10 @@ import errno
 import fnmatch
 import os
 import posixpath
-from collections.abc import Generator, Iterator, Callable, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sandkeep.checks import expect, refuse
 from sandkeep.errors import (
@@ -20,14 +20,10 @@ from sandkeep.errors import (
     PathExists,
     PathNotFound,
     PathPermission,
-    RequestTimeout,
-    TransportError,
 )
-from sandkeep.sdk import retry
 from sandkeep.sync.batch import Batch
 from sandkeep.sync.filerequests import (
     TRANSFER_SECONDS,
-    FileRequests,
     check_count,
     check_data,
     check_path,
@@ -35,16 +31,14 @@ from sandkeep.sync.filerequests import (
     own,
 )
 from sandkeep.sync.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
+from sandkeep.sync.syncing import SyncedFiles
 from sandkeep.sync.transport import decode, each
 from sandkeep.sync.watching import watched
-from sandkeep.sdk._compat_sync import sleep
 from sandkeep.sdk.values import FileChange, FileLines, FileStat, Transferred
 from sandkeep.wire.v1 import FileList, FileObject, FileShown, LinesShown, LinkShown, PathShown, Written
 
 if TYPE_CHECKING:
     from sandkeep.sdk.local import Progress, TreeReader, TreeWriter
-
-T = TypeVar("T")
 
 ReadMode = Literal["rb"]
 WriteMode = Literal["wb", "ab", "xb"]
@@ -52,7 +46,7 @@ TextReadMode = Literal["r"]
 TextWriteMode = Literal["w", "a", "x"]
 
 
-class Files(FileRequests):
+class Files(SyncedFiles):
     """The filesystem of a sandbox.
 
     Relative paths start in ``cwd``, an argument of every operation, which itself may be relative to the
@@ -553,7 +547,8 @@ class Files(FileRequests):
             sent.append(local.TreeReader(root, prefix, ignore, progress))
             return each(sent[-1].stream())
 
-        self._extract(body, absolute=absolute)
+        with local.own_errors():
+            self._extract(body, absolute=absolute)
         return Transferred("", sent[-1].files, sent[-1].bytes)
 
     def _download_tree(
@@ -584,17 +579,6 @@ class Files(FileRequests):
         if done.report is not None:
             raise of_entry(done.report, "read", lambda entry: posixpath.join(source, entry))
         return Transferred("", done.files, done.bytes)
-
-    def _fetched(self, fetch: Callable[[str], T]) -> T:
-        """Run a download; start it again from the beginning if the connection is lost."""
-        again = retry.Reconnecting()
-        while True:
-            try:
-                return self._recovery.run(fetch)
-            except RequestTimeout:
-                raise
-            except TransportError as error:
-                sleep(again.after(error))
 
     def _kind(self, path: str, cwd: str | None) -> FileStat | None:
         try:

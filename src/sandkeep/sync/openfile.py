@@ -16,7 +16,7 @@ from sandkeep.sdk import retry
 from sandkeep.sync.filerequests import TRANSFER_SECONDS, check_data, own
 from sandkeep.sync.linereader import ByteLines, TextLines
 from sandkeep.sync.unix_http import Response
-from sandkeep.sdk._compat_sync import shielded, sleep
+from sandkeep.sdk._compat_sync import OwnWith, shielded, sleep
 from sandkeep.wire.v1 import FileObject
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ CHUNK_BYTES = 4 << 20
 """Bytes collected before they are sent."""
 
 
-class BinaryReader(ByteLines):
+class BinaryReader(ByteLines, OwnWith):
     """A file of a sandbox open for reading, from its beginning or where :meth:`seek` puts it."""
 
     def __init__(self, files: Files, session: str, path: str, opened_as: FileObject) -> None:
@@ -137,7 +137,7 @@ class BinaryReader(ByteLines):
             ) from error
 
 
-class BinaryWriter:
+class BinaryWriter(OwnWith):
     """A file of a sandbox open for writing.
 
     Small files are sent in one request when they are closed. Larger ones grow in a draft beside the file,
@@ -272,7 +272,7 @@ class BinaryWriter:
         shielded(remove, 10.0)
 
 
-class TextFileReader(TextLines):
+class TextFileReader(TextLines, OwnWith):
     """A text file of a sandbox open for reading."""
 
     def __init__(self, reader: BinaryReader, encoding: str) -> None:
@@ -300,7 +300,7 @@ class TextFileReader(TextLines):
         self.close()
 
 
-class TextFileWriter:
+class TextFileWriter(OwnWith):
     """A text file of a sandbox open for writing."""
 
     def __init__(self, writer: BinaryWriter, encoding: str) -> None:

@@ -26,7 +26,7 @@ from sandkeep.sdk import bodies, retry
 from sandkeep.sync.processlog import log_of, refuse_gap, stream_of, write_to
 from sandkeep.sync.streams import ByteReader, StdinWriter
 from sandkeep.sync.transport import Transport, decode
-from sandkeep.sdk._compat_sync import shielded, sleep
+from sandkeep.sdk._compat_sync import OwnWith, shielded, sleep
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.references import ProcessReference
@@ -42,7 +42,7 @@ LOOK_SECONDS = 8.0
 """How long one request waits for the end of a process, before the next one does."""
 
 
-class Process:
+class Process(OwnWith):
     """A process in a sandbox, running or ended.
 
     It belongs to one session and does not continue in another. The handle holds no connection: dropping it

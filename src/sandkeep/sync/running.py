@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Callable, Mapping, Sequence
+from collections.abc import Iterator, Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from sandkeep.sync.streams import input_bytes
 from sandkeep.sync.terminal import Terminal
 from sandkeep.sync.transport import KEY_HEADER, QUIET_SECONDS, Transport, decode, new_key
 from sandkeep.sdk._compat_sync import shielded, sleep
-from sandkeep.sdk.bodies import Duration
+from sandkeep.sdk.bodies import Duration, Texts
 from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.sinks import Outlets, OutputTarget
 from sandkeep.sdk.values import CompletedProcess
@@ -44,7 +44,7 @@ class Runner:
     def run_process(
         self,
         command: str,
-        args: Sequence[str] = (),
+        args: Texts = (),
         *,
         cwd: str | None = None,
         env: Mapping[str, str | None] | None = None,
@@ -166,7 +166,7 @@ class Runner:
     def create_process(
         self,
         command: str,
-        args: Sequence[str] = (),
+        args: Texts = (),
         *,
         cwd: str | None = None,
         env: Mapping[str, str | None] | None = None,
@@ -228,7 +228,7 @@ class Runner:
     def open_interactive(
         self,
         command: str = "/bin/bash",
-        args: Sequence[str] = (),
+        args: Texts = (),
         *,
         cwd: str | None = None,
         env: Mapping[str, str | None] | None = None,

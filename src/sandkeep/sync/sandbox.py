@@ -30,7 +30,7 @@ from sandkeep.sync.process import Process
 from sandkeep.sync.recovery import Recovery
 from sandkeep.sync.running import Runner, SandboxUser
 from sandkeep.sync.transport import Transport, decode, new_key, segment
-from sandkeep.sdk._compat_sync import shielded
+from sandkeep.sdk._compat_sync import OwnWith, shielded
 from sandkeep.sdk.events import Event
 from sandkeep.sdk.network import NetworkEvent
 from sandkeep.sdk.queries import SessionQuery, SnapshotQuery
@@ -66,7 +66,7 @@ CLEAN_UP_SECONDS = 60.0
 STOP_SECONDS = 300.0
 
 
-class Sandbox(SandboxState, Runner):
+class Sandbox(SandboxState, Runner, OwnWith):
     """A named sandbox. Made by ``create_sandbox``, ``get_sandbox`` and similar functions, never directly.
 
     The properties have the state that the server last sent to this handle; :meth:`refresh` updates them.

@@ -114,6 +114,51 @@ class ArchiveBody(Body, kw_only=True, frozen=True):
     sudo: bool = False
 
 
+Names = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=100_000)]
+
+
+class TreeBody(_Acting, kw_only=True, frozen=True):
+    ignore: Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=1000)] = field(
+        default_factory=list
+    )
+    """Patterns of entries to leave out, in the syntax of ``.gitignore``."""
+    checksum: bool = False
+    """Also return a digest of the content of each file."""
+
+
+class TreeNamesBody(_Acting, kw_only=True, frozen=True):
+    names: Names
+    """Paths relative to ``path``, without ``..``."""
+
+
+class TreeEntryObject(Object, kw_only=True, frozen=True):
+    path: str
+    """Relative to the tree."""
+    kind: FileKind
+    size: int
+    mode: int
+    mtime_ns: int
+    target: str | UnsetType = UNSET
+    """Target of the symbolic link."""
+    digest: str | UnsetType = UNSET
+    """BLAKE2b of the content, 32 bytes in hexadecimal; absent if the file cannot be read."""
+    unreadable: bool | UnsetType = UNSET
+    """True for a directory whose content is not known, because it cannot be read."""
+
+
+class TreeRecord(Object, kw_only=True, frozen=True):
+    """A line of the listing of a tree. The last one has ``end``, or an error instead."""
+
+    entries: list[TreeEntryObject] = field(default_factory=list)
+    end: bool = False
+    error: dict[str, Any] | UnsetType = UNSET
+
+
+class TreeRemoved(Object, kw_only=True, frozen=True):
+    kept: list[str]
+    """Directories that stay: they are not empty, or something is mounted on them."""
+
+
 class ExtractQuery(Body, kw_only=True, frozen=True):
     cwd: Text | UnsetType = UNSET
     """Directory to unpack into; by default the session's working directory."""

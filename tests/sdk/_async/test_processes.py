@@ -253,7 +253,7 @@ async def test_a_missing_program_is_an_error_of_its_own() -> None:
         told = [event async for event in box.events(kind="process.failed")]
         assert [event.data["process"] for event in told] == [missing.value.process, refused.value.process]
         with pytest.raises(InvalidRequest, match="args"):
-            await box.run_process("echo", "not a list")
+            await box.run_process("echo", "not a list")  # type: ignore[arg-type]
 
 
 async def test_a_timeout_kills_and_keeps_what_was_printed() -> None:

@@ -252,7 +252,7 @@ def test_a_missing_program_is_an_error_of_its_own() -> None:
         told = [event for event in box.events(kind="process.failed")]
         assert [event.data["process"] for event in told] == [missing.value.process, refused.value.process]
         with pytest.raises(InvalidRequest, match="args"):
-            box.run_process("echo", "not a list")
+            box.run_process("echo", "not a list")  # type: ignore[arg-type]
 
 
 def test_a_timeout_kills_and_keeps_what_was_printed() -> None:

@@ -6,7 +6,8 @@
 ``config``      ``config``: the configuration of a sandbox
 ``execute``     ``exec`` and ``connect``: commands and shells in existing sandboxes
 ``processes``   ``ps``, ``logs`` and ``kill``
-``files``       ``cp``: copies files and directories to and from a sandbox
+``files``       ``cp`` and ``cat``: copy files and directories to and from a sandbox
+``sync``        ``sync``: makes a local directory and one of a sandbox alike
 ``snapshots``   ``snapshot``, ``checkpoint``, ``rollback`` and ``snapshots``
 ``sessions``    ``sessions``: the sessions of a sandbox
 ``events``      ``events``: events and who caused them

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 1 << 18
 _MANY_LINES: Final = 100_000
-_PATH: Final = "A local path, or NAME:PATH in a sandbox."
+PATH: Final = "A local path, or NAME:PATH in a sandbox."
 
 
 class Place(NamedTuple):
@@ -48,8 +48,8 @@ def place(text: str) -> Place:
         ("without some files", "sandkeep cp --ignore .git --ignore '*.pyc' . web:src"),
     ],
 )
-@argument("source", metavar="SOURCE", shell_complete=sandbox_paths, help=_PATH)
-@argument("target", metavar="TARGET", shell_complete=sandbox_paths, help=_PATH)
+@argument("source", metavar="SOURCE", shell_complete=sandbox_paths, help=PATH)
+@argument("target", metavar="TARGET", shell_complete=sandbox_paths, help=PATH)
 @option(
     "--ignore",
     multiple=True,

@@ -10,7 +10,7 @@ from typing import Any
 from sandkeep.errors import HostCannot, InvalidRequest
 from sandkeep.host.control import Control, Download, Upload
 from sandkeep.host.driver import DEFAULT_ACTING, Acting, WriteOptions
-from sandkeep.host.reports import FileChange, FileLines, FileStat
+from sandkeep.host.reports import FileChange, FileLines, FileStat, TreeEntry
 
 _DEFAULT_WRITE = WriteOptions()
 
@@ -130,6 +130,43 @@ class NativeFiles:
         self, paths: Sequence[str], acting: Acting = DEFAULT_ACTING, *, ignore: Sequence[str] = ()
     ) -> AsyncIterator[bytes]:
         return self._control.read("archive", paths=[*paths], ignore=[*ignore], **_fields(acting))
+
+    async def tree(
+        self,
+        path: str,
+        acting: Acting = DEFAULT_ACTING,
+        *,
+        ignore: Sequence[str] = (),
+        checksum: bool = False,
+    ) -> AsyncIterator[Sequence[TreeEntry]]:
+        with _since("tree"):
+            async for line in self._control.read(
+                "tree", path=path, ignore=[*ignore], checksum=checksum, **_fields(acting)
+            ):
+                yield [TreeEntry(**entry) for entry in json.loads(line)]
+
+    async def tree_remove(
+        self, path: str, names: Sequence[str], acting: Acting = DEFAULT_ACTING
+    ) -> Sequence[str]:
+        with _since("tree_remove"):
+            answer = await self._do("tree_remove", acting, path=path, names=[*names])
+        return [str(name) for name in answer["kept"]]
+
+    async def tree_archive(
+        self, path: str, names: Sequence[str], acting: Acting = DEFAULT_ACTING
+    ) -> AsyncIterator[bytes]:
+        with _since("tree_archive"):
+            async for piece in self._control.read(
+                "tree_archive", path=path, names=[*names], **_fields(acting)
+            ):
+                yield piece
+
+    async def tree_extract(
+        self, path: str, data: AsyncIterable[bytes], acting: Acting = DEFAULT_ACTING
+    ) -> int:
+        with _since("tree_extract"):
+            answer = await self._do("tree_extract", acting, data=data, path=path)
+        return int(answer["entries"])
 
     async def watch(
         self, path: str, acting: Acting = DEFAULT_ACTING, *, recursive: bool = True

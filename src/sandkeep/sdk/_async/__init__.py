@@ -11,6 +11,8 @@
 ``terminal``      interactive terminals
 ``files``         `Files`: the files of a sandbox, with names from ``os`` and ``pathlib``
 ``filerequests``  the requests behind file operations
+``syncing``       the part of `Files` that makes two directories alike
+``treesync``      one such sync: list, compare, remove, move
 ``openfile``      files opened in a sandbox, streamed in pieces
 ``batch``         many writes in one request
 ``watching``      changes below a directory of a sandbox, as they happen

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from sandkeep.checks import expect, refuse
 from sandkeep.sdk._async.filerequests import check_data, check_path
+from sandkeep.sdk._compat_async import OwnWith
 
 if TYPE_CHECKING:
     from sandkeep.sdk._async.filerequests import FileRequests
 
 
-class Batch:
+class Batch(OwnWith):
     """Writes that are collected and sent together. Made by :meth:`Files.batch`."""
 
     def __init__(self, files: FileRequests) -> None:

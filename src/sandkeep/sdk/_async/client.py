@@ -18,7 +18,7 @@ from sandkeep.sdk._async.process import Process
 from sandkeep.sdk._async.sandbox import Hook, Sandbox, get_process, start_fork
 from sandkeep.sdk._async.secrets import Secrets
 from sandkeep.sdk._async.transport import Transport, decode, new_key, segment
-from sandkeep.sdk._compat_async import Pending
+from sandkeep.sdk._compat_async import OwnWith, Pending
 from sandkeep.sdk.events import Event
 from sandkeep.sdk.queries import (
     DriveQuery,
@@ -41,7 +41,7 @@ _ATTEMPTS = 5
 """How often to alternate between finding and creating a sandbox that other clients create and destroy."""
 
 
-class Client:
+class Client(OwnWith):
     """A connection to a server, acting in one project.
 
     Making one does no I/O. Any number of tasks (or threads) can share it and its connections; close it, or

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self, TypeVar
 
 from sandkeep.checks import expect, refuse
-from sandkeep.errors import ArchiveError, PathError, SandkeepError, path_error_kind
+from sandkeep.errors import (
+    ArchiveError,
+    PathError,
+    RequestTimeout,
+    SandkeepError,
+    TransportError,
+    path_error_kind,
+)
+from sandkeep.sdk import retry
 from sandkeep.sdk._async.recovery import Recovery
 from sandkeep.sdk._async.transport import Body, Transport, decode
+from sandkeep.sdk._compat_async import sleep
 from sandkeep.wire.base import MAX_SAFE
 from sandkeep.wire.v1 import FileObject, FileShown, Written
 
+T = TypeVar("T")
+
 TRANSFER_SECONDS = 300.0
 """How long a file operation may go without receiving anything."""
-_REPEATABLE = frozenset({"stat", "list", "lines", "readlink", "realpath", "copy", "chmod"})
+_REPEATABLE = frozenset({"stat", "list", "lines", "readlink", "realpath", "copy", "chmod", "tree/remove"})
 """Operations that change nothing, or have the same result when carried out twice."""
 
 
@@ -123,6 +134,17 @@ class FileRequests:
             await self._recovery.run(send)
         except ArchiveError as error:
             raise of_entry(error, "write", path, before=before) from error
+
+    async def _fetched(self, fetch: Callable[[str], Awaitable[T]]) -> T:
+        """Run a download; start it again from the beginning if the connection is lost."""
+        again = retry.Reconnecting()
+        while True:
+            try:
+                return await self._recovery.run(fetch)
+            except RequestTimeout:
+                raise
+            except TransportError as error:
+                await sleep(again.after(error))
 
     async def _reading(self, path: str) -> tuple[str, FileObject]:
         """Check that the session runs and the file can be read; return both."""

@@ -25,7 +25,7 @@ from sandkeep.sdk import bodies, retry
 from sandkeep.sdk._async.processlog import log_of, refuse_gap, stream_of, write_to
 from sandkeep.sdk._async.streams import ByteReader, StdinWriter
 from sandkeep.sdk._async.transport import Transport, decode
-from sandkeep.sdk._compat_async import shielded, sleep
+from sandkeep.sdk._compat_async import OwnWith, shielded, sleep
 from sandkeep.sdk.bodies import Duration
 from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.references import ProcessReference
@@ -41,7 +41,7 @@ LOOK_SECONDS = 8.0
 """How long one request waits for the end of a process, before the next one does."""
 
 
-class Process:
+class Process(OwnWith):
     """A process in a sandbox, running or ended.
 
     It belongs to one session and does not continue in another. The handle holds no connection: dropping it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from sandkeep.sdk._async.streams import input_bytes
 from sandkeep.sdk._async.terminal import Terminal
 from sandkeep.sdk._async.transport import KEY_HEADER, QUIET_SECONDS, Transport, decode, new_key
 from sandkeep.sdk._compat_async import Pending, shielded, sleep
-from sandkeep.sdk.bodies import Duration
+from sandkeep.sdk.bodies import Duration, Texts
 from sandkeep.sdk.output import OutputItem, OutputRecord
 from sandkeep.sdk.sinks import Outlets, OutputTarget
 from sandkeep.sdk.values import CompletedProcess
@@ -43,7 +43,7 @@ class Runner:
     async def run_process(
         self,
         command: str,
-        args: Sequence[str] = (),
+        args: Texts = (),
         *,
         cwd: str | None = None,
         env: Mapping[str, str | None] | None = None,
@@ -165,7 +165,7 @@ class Runner:
     async def create_process(
         self,
         command: str,
-        args: Sequence[str] = (),
+        args: Texts = (),
         *,
         cwd: str | None = None,
         env: Mapping[str, str | None] | None = None,
@@ -227,7 +227,7 @@ class Runner:
     def open_interactive(
         self,
         command: str = "/bin/bash",
-        args: Sequence[str] = (),
+        args: Texts = (),
         *,
         cwd: str | None = None,
         env: Mapping[str, str | None] | None = None,

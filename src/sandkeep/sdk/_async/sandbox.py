@@ -29,7 +29,7 @@ from sandkeep.sdk._async.process import Process
 from sandkeep.sdk._async.recovery import Recovery
 from sandkeep.sdk._async.running import Runner, SandboxUser
 from sandkeep.sdk._async.transport import Transport, decode, new_key, segment
-from sandkeep.sdk._compat_async import Pending, shielded
+from sandkeep.sdk._compat_async import OwnWith, Pending, shielded
 from sandkeep.sdk.events import Event
 from sandkeep.sdk.network import NetworkEvent
 from sandkeep.sdk.queries import SessionQuery, SnapshotQuery
@@ -65,7 +65,7 @@ CLEAN_UP_SECONDS = 60.0
 STOP_SECONDS = 300.0
 
 
-class Sandbox(SandboxState, Runner):
+class Sandbox(SandboxState, Runner, OwnWith):
     """A named sandbox. Made by ``create_sandbox``, ``get_sandbox`` and similar functions, never directly.
 
     The properties have the state that the server last sent to this handle; :meth:`refresh` updates them.

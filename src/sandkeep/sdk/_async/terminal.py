@@ -11,7 +11,7 @@ from sandkeep.errors import RequestTimeout, StreamClosed, TransportError
 from sandkeep.sdk import retry
 from sandkeep.sdk._async.streams import input_bytes
 from sandkeep.sdk._async.transport import Transport, decode, translated
-from sandkeep.sdk._compat_async import Lock, shielded, sleep
+from sandkeep.sdk._compat_async import Lock, OwnWith, shielded, sleep
 from sandkeep.sdk.bodies import check_size
 from sandkeep.sdk.websocket import Closed, Frames, Handshake
 from sandkeep.wire.base import encode
@@ -23,7 +23,7 @@ _SECONDS = 60.0
 _HUNG_UP = "the program got SIGHUP; open another terminal"
 
 
-class Terminal:
+class Terminal(OwnWith):
     """A program on a terminal of its own. Reading and writing may happen at the same time.
 
     ``async with`` hangs up on exit, which ends the program. No client can attach to it again.

@@ -5,6 +5,7 @@
 ``commands``   commands, as official clients call processes: run, get, wait, logs, signals, input
 ``processes``  processes in full: records of every kind, exact output, processes observed elsewhere
 ``files``      files of a running session
+``trees``      trees of it that a client compares with its own
 ``snapshots``  list, tree, get, delete
 ``drives``     get or create, get, list, fork, delete
 ``images``     list, pull, import, delete
@@ -33,6 +34,7 @@ from sandkeep.server.routes import (
     sessions,
     snapshots,
     tokens,
+    trees,
 )
 
 
@@ -42,6 +44,7 @@ def all_endpoints() -> list[Endpoint]:
         sessions,
         commands,
         files,
+        trees,
         snapshots,
         drives,
         images,

@@ -60,12 +60,12 @@ from sandkeep.wire.v1 import (
 table = Table("files")
 
 _OFFICIAL = "/v2/sandboxes/sessions/{session}/fs"
-_OWN = "/v1/sessions/{session}/fs"
-_FAILURES = (*REFUSALS, *NEEDS_SESSION, "file_error")
+OWN = "/v1/sessions/{session}/fs"
+FAILURES = (*REFUSALS, *NEEDS_SESSION, "file_error")
 TAR = "application/x-tar"
 
 
-def _acting(call: RequestContext, body: Any) -> Acting:
+def acting_of(call: RequestContext, body: Any) -> Acting:
     """Return as whom to act, and from where relative paths start."""
     return Acting(user=given(body.user, None), root=body.sudo, cwd=_start(call, body))
 
@@ -85,7 +85,7 @@ def _start(call: RequestContext, body: Any) -> str | None:
     summary="Read a file",
     request=ReadBody,
     response_types=(OCTETS,),
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def read_file(call: RequestContext) -> StreamingReply:
     body = await call.body(ReadBody)
@@ -119,7 +119,7 @@ async def _content(
     summary="Unpack a tar archive, plain or compressed with gzip, below X-Cwd",
     request=GZIP,
     response=Empty,
-    errors=(*_FAILURES, "payload_too_large"),
+    errors=(*FAILURES, "payload_too_large"),
 )
 async def write_files(call: RequestContext) -> Reply:
     scope, session = call.session()
@@ -135,7 +135,7 @@ async def write_files(call: RequestContext) -> Reply:
     summary="Make a directory and, by default, its parents",
     request=MkdirBody,
     response=Empty,
-    errors=(*_FAILURES, "path_not_found"),
+    errors=(*FAILURES, "path_not_found"),
 )
 async def make_directory(call: RequestContext) -> Reply:
     body = await call.body(MkdirBody)
@@ -150,32 +150,32 @@ async def make_directory(call: RequestContext) -> Reply:
 
 @table.route(
     "GET",
-    f"{_OWN}/content",
+    f"{OWN}/content",
     summary="Read a file, or a range of it",
     query=ReadContentQuery,
     response_types=(OCTETS,),
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def read_content(call: RequestContext) -> StreamingReply:
     query = call.query(ReadContentQuery)
     return await _content(
-        call, query.path, _acting(call, query), offset=query.offset, length=given(query.length, None)
+        call, query.path, acting_of(call, query), offset=query.offset, length=given(query.length, None)
     )
 
 
 @table.route(
     "POST",
-    f"{_OWN}/lines",
+    f"{OWN}/lines",
     summary="Read a range of lines of a text file",
     request=ReadLinesBody,
     response=LinesShown,
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def read_lines(call: RequestContext) -> Reply:
     body = await call.body(ReadLinesBody)
     found = await call.engine.files.lines(
-        *_target(call, body),
-        _acting(call, body),
+        *target_of(call, body),
+        acting_of(call, body),
         start=body.start,
         limit=body.limit,
         max_bytes=body.max_bytes,
@@ -188,12 +188,12 @@ async def read_lines(call: RequestContext) -> Reply:
 
 @table.route(
     "PUT",
-    f"{_OWN}/content",
+    f"{OWN}/content",
     summary="Write a file atomically",
     query=WriteContentQuery,
     request=OCTETS,
     response=Written,
-    errors=(*_FAILURES, "payload_too_large"),
+    errors=(*FAILURES, "payload_too_large"),
 )
 async def write_content(call: RequestContext) -> Reply:
     query = call.query(WriteContentQuery)
@@ -206,7 +206,7 @@ async def write_content(call: RequestContext) -> Reply:
         exclusive=query.exclusive,
         size=size,
     )
-    acting = _acting(call, query)
+    acting = acting_of(call, query)
     files = call.engine.files
     if call.request.wire is not None and DIRECT_BYTES <= (size or 0) <= call.config.max_upload_bytes:
         upload = await files.open_write(scope.project, session, query.path, acting, options)
@@ -221,23 +221,23 @@ async def write_content(call: RequestContext) -> Reply:
 
 @table.route(
     "POST",
-    f"{_OWN}/archive",
+    f"{OWN}/archive",
     summary="Download files and directories as a tar archive",
     request=ArchiveBody,
     response_types=(TAR,),
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def download_archive(call: RequestContext) -> ChunkedReply:
     body = await call.body(ArchiveBody)
     scope, session = call.session()
     chunks = call.engine.files.archive(
-        scope.project, session, body.paths, _acting(call, body), ignore=body.ignore
+        scope.project, session, body.paths, acting_of(call, body), ignore=body.ignore
     )
     content = await started(chunks)
-    return ChunkedReply(TAR, _reported(content) if body.report else content)
+    return ChunkedReply(TAR, reported(content) if body.report else content)
 
 
-async def _reported(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def reported(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Yield the same archive, followed by a report of what it lacks."""
     async with aclosing(chunks):
         try:
@@ -251,25 +251,25 @@ async def _reported(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes
 
 @table.route(
     "PUT",
-    f"{_OWN}/archive",
+    f"{OWN}/archive",
     summary="Unpack a tar archive, plain or compressed with gzip, as a user",
     query=ExtractQuery,
     request=TAR,
     response=Extracted,
-    errors=(*_FAILURES, "payload_too_large"),
+    errors=(*FAILURES, "payload_too_large"),
 )
 async def upload_archive(call: RequestContext) -> Reply:
     query = call.query(ExtractQuery)
     scope, session = call.session()
     row = call.engine.sessions.get(scope.project, session)
-    acting = _acting(call, query)
+    acting = acting_of(call, query)
     entries = await call.engine.files.extract(
         scope.project, session, call.upload(), cwd=acting.cwd or row.cwd, acting=replace(acting, cwd=None)
     )
     return json_reply(Extracted(entries=entries))
 
 
-def _target(call: RequestContext, body: Any) -> tuple[str, str, str]:
+def target_of(call: RequestContext, body: Any) -> tuple[str, str, str]:
     """Return the project, the session and the path of an operation on one path."""
     scope, session = call.session()
     return scope.project, session, body.path
@@ -277,155 +277,155 @@ def _target(call: RequestContext, body: Any) -> tuple[str, str, str]:
 
 @table.route(
     "POST",
-    f"{_OWN}/stat",
+    f"{OWN}/stat",
     summary="Get what is at a path",
     request=StatBody,
     response=FileShown,
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def stat_file(call: RequestContext) -> Reply:
     body = await call.body(StatBody)
-    found = await call.engine.files.stat(*_target(call, body), _acting(call, body), follow=body.follow)
+    found = await call.engine.files.stat(*target_of(call, body), acting_of(call, body), follow=body.follow)
     return json_reply(FileShown(file=present.file(found)))
 
 
 @table.route(
     "POST",
-    f"{_OWN}/list",
+    f"{OWN}/list",
     summary="List a directory, sorted by name",
     request=ListBody,
     response=FileList,
-    errors=(*_FAILURES, "limit_reached"),
+    errors=(*FAILURES, "limit_reached"),
 )
 async def list_files(call: RequestContext) -> Reply:
     body = await call.body(ListBody)
-    found = await call.engine.files.list(*_target(call, body), _acting(call, body))
+    found = await call.engine.files.list(*target_of(call, body), acting_of(call, body))
     return json_reply(FileList(files=[present.file(entry) for entry in found]))
 
 
 @table.route(
     "POST",
-    f"{_OWN}/mkdir",
+    f"{OWN}/mkdir",
     summary="Make a directory with a mode, as a user",
     request=MakeDirectoryBody,
     response=Empty,
-    errors=(*_FAILURES, "path_not_found"),
+    errors=(*FAILURES, "path_not_found"),
 )
 async def make_directory_as(call: RequestContext) -> Reply:
     body = await call.body(MakeDirectoryBody)
     await call.engine.files.mkdir(
-        *_target(call, body), _acting(call, body), mode=body.mode, parents=body.parents
+        *target_of(call, body), acting_of(call, body), mode=body.mode, parents=body.parents
     )
     return json_reply(Empty())
 
 
 @table.route(
-    "POST", f"{_OWN}/rename", summary="Rename or move", request=RenameBody, response=Empty, errors=_FAILURES
+    "POST", f"{OWN}/rename", summary="Rename or move", request=RenameBody, response=Empty, errors=FAILURES
 )
 async def rename_file(call: RequestContext) -> Reply:
     body = await call.body(RenameBody)
     await call.engine.files.rename(
-        *_target(call, body), body.target, _acting(call, body), replace=body.replace
+        *target_of(call, body), body.target, acting_of(call, body), replace=body.replace
     )
     return json_reply(Empty())
 
 
 @table.route(
     "POST",
-    f"{_OWN}/remove",
+    f"{OWN}/remove",
     summary="Remove a file or a directory",
     request=RemoveBody,
     response=Empty,
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def remove_file(call: RequestContext) -> Reply:
     body = await call.body(RemoveBody)
     await call.engine.files.remove(
-        *_target(call, body), _acting(call, body), recursive=body.recursive, missing_ok=body.missing_ok
+        *target_of(call, body), acting_of(call, body), recursive=body.recursive, missing_ok=body.missing_ok
     )
     return json_reply(Empty())
 
 
 @table.route(
     "POST",
-    f"{_OWN}/symlink",
+    f"{OWN}/symlink",
     summary="Make a symbolic link",
     request=SymlinkBody,
     response=Empty,
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def make_symlink(call: RequestContext) -> Reply:
     body = await call.body(SymlinkBody)
-    await call.engine.files.symlink(*_target(call, body), body.target, _acting(call, body))
+    await call.engine.files.symlink(*target_of(call, body), body.target, acting_of(call, body))
     return json_reply(Empty())
 
 
 @table.route(
     "POST",
-    f"{_OWN}/readlink",
+    f"{OWN}/readlink",
     summary="Get the target of a symbolic link",
     request=ReadlinkBody,
     response=LinkShown,
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def read_symlink(call: RequestContext) -> Reply:
     body = await call.body(ReadlinkBody)
-    target = await call.engine.files.readlink(*_target(call, body), _acting(call, body))
+    target = await call.engine.files.readlink(*target_of(call, body), acting_of(call, body))
     return json_reply(LinkShown(target=target))
 
 
 @table.route(
     "POST",
-    f"{_OWN}/realpath",
+    f"{OWN}/realpath",
     summary="Get a path without symbolic links",
     request=RealpathBody,
     response=PathShown,
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def resolve_path(call: RequestContext) -> Reply:
     body = await call.body(RealpathBody)
-    path = await call.engine.files.realpath(*_target(call, body), _acting(call, body), strict=body.strict)
+    path = await call.engine.files.realpath(*target_of(call, body), acting_of(call, body), strict=body.strict)
     return json_reply(PathShown(path=path))
 
 
 @table.route(
     "POST",
-    f"{_OWN}/chmod",
+    f"{OWN}/chmod",
     summary="Change the mode of a file",
     request=ChmodBody,
     response=Empty,
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def change_mode(call: RequestContext) -> Reply:
     body = await call.body(ChmodBody)
-    await call.engine.files.chmod(*_target(call, body), body.mode, _acting(call, body))
+    await call.engine.files.chmod(*target_of(call, body), body.mode, acting_of(call, body))
     return json_reply(Empty())
 
 
 @table.route(
-    "POST", f"{_OWN}/copy", summary="Copy a file", request=CopyBody, response=Written, errors=_FAILURES
+    "POST", f"{OWN}/copy", summary="Copy a file", request=CopyBody, response=Written, errors=FAILURES
 )
 async def copy_file(call: RequestContext) -> Reply:
     body = await call.body(CopyBody)
     copied = await call.engine.files.copy(
-        *_target(call, body), body.target, _acting(call, body), parents=body.parents
+        *target_of(call, body), body.target, acting_of(call, body), parents=body.parents
     )
     return json_reply(Written(bytes_written=copied))
 
 
 @table.route(
     "POST",
-    f"{_OWN}/watch",
+    f"{OWN}/watch",
     summary="Report changes below a directory as they happen, until the client disconnects",
     request=WatchBody,
     response=ChangesRecord,
     response_types=(NDJSON,),
-    errors=_FAILURES,
+    errors=FAILURES,
 )
 async def watch_files(call: RequestContext) -> ChunkedReply:
     body = await call.body(WatchBody)
     scope, session = call.session()
-    acting = _acting(call, body)
+    acting = acting_of(call, body)
     cwd = acting.cwd or call.engine.sessions.get(scope.project, session).cwd
     path = posixpath.join(cwd, body.path)
     watching = call.engine.files.watch(scope.project, session, path, acting, recursive=body.recursive)
