@@ -24,6 +24,8 @@ def drop_columns_since_sealed_policies(run: Callable[[str], object]) -> None:
     run("DROP INDEX sandboxes_by_lifetime")
     for column in ("exact_resources", "destroy_on_stop", "delete_after_ms", "delete_at_ms"):
         run(f"ALTER TABLE sandboxes DROP COLUMN {column}")
+    for column in ("stdin", "metadata"):
+        run(f"ALTER TABLE processes DROP COLUMN {column}")
 
 
 def sandbox(project: str, name: str, **facts: Any) -> Sandbox:

@@ -278,6 +278,7 @@ def test_a_process_goes_from_the_sdk_to_the_engine() -> None:
         stdin=True,
         stderr="stdout",
         grace=1,
+        metadata={"step": "3"},
     )
     assert decode(RunBody, encode(sent)).options() == ProcessOptions(
         command="make",
@@ -289,6 +290,7 @@ def test_a_process_goes_from_the_sdk_to_the_engine() -> None:
         stderr="stdout",
         kill_after_ms=2000,
         grace_ms=1000,
+        metadata={"step": "3"},
     )
     assert decode(RunBody, b'{"command": "true", "user": "amy"}').options() == ProcessOptions(
         command="true", args=[], user="amy"

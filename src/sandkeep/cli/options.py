@@ -323,6 +323,14 @@ how_to_run = options(
     ),
     option("--sudo", is_flag=True, section=COMMAND, help="Run the command as root of the sandbox."),
 )
+metadata = option(
+    "--metadata",
+    multiple=True,
+    type=TAG,
+    callback=each_once,
+    section=COMMAND,
+    help="Note for the record of the command, as 'sandkeep ps --json' shows it. Can be repeated.",
+)
 interactive = options(
     option(
         "-i",

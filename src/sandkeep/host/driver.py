@@ -18,6 +18,7 @@ from sandkeep.host.reports import (
     FileChange,
     FileLines,
     FileStat,
+    InputReport,
     ProcessRecord,
     SessionOrigin,
     SessionState,
@@ -99,6 +100,8 @@ class ProcessSpec:
     """After this long the driver kills the process and its descendants."""
     grace_ms: int | None = None
     """Then they get SIGTERM first, and SIGKILL this much later."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The caller's own, kept in the record."""
     rlimits: Mapping[str, int] = field(default_factory=dict)
     log_cap_bytes: int | None = None
 
@@ -359,6 +362,12 @@ class Driver(Protocol):
         self, ref: SessionRef, process_id: str, data: bytes, *, offset: int | None = None, close: bool = False
     ) -> int:
         """Give a process input; return the total it has accepted, once it has taken this piece."""
+
+    async def input(self, ref: SessionRef, process_id: str) -> InputReport:
+        """Return how much input a process has been given; of an ended one, all that it was.
+
+        Raises `StdinUnavailable` if its input is not a pipe.
+        """
 
     async def resize(self, ref: SessionRef, process_id: str, *, rows: int, columns: int) -> None: ...
 

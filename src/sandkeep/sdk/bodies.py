@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
-from sandkeep.checks import byte_length, duration, expect, milliseconds, refuse
+from sandkeep.checks import byte_length, check_metadata, duration, expect, milliseconds, refuse
 from sandkeep.errors import InvalidRequest
 from sandkeep.policy import NetworkPolicy
 from sandkeep.policy_json import authored
@@ -162,6 +162,7 @@ def process(
     stdin: bool,
     stderr: Literal["stdout"] | int | None = None,
     grace: Duration | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the body that starts a process."""
     _check_args(args)
@@ -183,6 +184,9 @@ def process(
         if stderr not in ("stdout", _STDOUT):
             refuse("stderr", 'must be "stdout" or subprocess.STDOUT')
         body["stderr"] = "stdout"
+    if metadata:
+        check_metadata(metadata)
+        body["metadata"] = dict(metadata)
     return body
 
 

@@ -167,7 +167,13 @@ def _command_fields(row: Process) -> dict[str, Any]:
         "started_at": row.started_ms,
         "exit_code": code,
         "status": row.status,
-        **known(duration_ms=row.duration_ms, reason=row.reason, end_reason=end_reason(row)),
+        **known(
+            duration_ms=row.duration_ms,
+            reason=row.reason,
+            end_reason=end_reason(row),
+            attach_stdin=row.stdin or None,
+            metadata=dict(row.metadata) or None,
+        ),
     }
 
 

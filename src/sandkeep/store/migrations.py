@@ -108,6 +108,12 @@ def lifetimes_of_sandboxes(db: Database) -> None:
     db.run("CREATE INDEX sandboxes_by_lifetime ON sandboxes (delete_at_ms) WHERE delete_at_ms IS NOT NULL")
 
 
+def input_and_metadata_of_processes(db: Database) -> None:
+    """Add whether clients write the input of a process, and what they noted about it."""
+    db.run("ALTER TABLE processes ADD COLUMN stdin INTEGER NOT NULL DEFAULT 0")
+    db.run("ALTER TABLE processes ADD COLUMN metadata TEXT NOT NULL DEFAULT '{}'")
+
+
 STEPS: tuple[Step, ...] = (
     first_schema,
     secrets,
@@ -122,6 +128,7 @@ STEPS: tuple[Step, ...] = (
     sealed_policies,
     exact_resources,
     lifetimes_of_sandboxes,
+    input_and_metadata_of_processes,
 )
 
 

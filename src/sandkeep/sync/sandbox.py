@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Callable
+from collections.abc import Generator, Callable, Mapping
 from contextlib import closing
 from datetime import timedelta
 from types import TracebackType
@@ -143,12 +143,21 @@ class Sandbox(SandboxState, Runner):
             sandbox=self.name,
         )
 
-    def processes(self, *, session_id: str | None = None) -> list[Process]:
-        """Return the processes of the current or another session, newest first. Never starts a session."""
+    def processes(
+        self, *, session_id: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> list[Process]:
+        """Return the processes of the current or another session, newest first. Never starts a session.
+
+        Args:
+            session_id: the session, if not the current one.
+            metadata: return only processes that have all of these keys and values.
+        """
         session = self._recovery.session if session_id is None else segment(session_id, "session_id")
         path = f"/v2/sandboxes/sessions/{session}/cmd"
         shown = decode(CommandList, self._transport.request("GET", path))
-        return [Process(self._transport, command, stdin=False) for command in shown.commands]
+        wanted = dict(metadata or {}).items()
+        found = [Process(self._transport, command) for command in shown.commands]
+        return [process for process in found if wanted <= process.metadata.items()]
 
     def as_user(self, name: str) -> SandboxUser:
         """Act as an account of the sandbox. The account is first checked when it is used."""
@@ -580,7 +589,7 @@ def get_process(transport: Transport, session: str, process: str) -> Process:
     below = segment(process, "process_id")
     path = f"/v2/sandboxes/sessions/{segment(session, 'session_id')}/cmd/{below}"
     shown = decode(CommandShown, transport.request("GET", path))
-    return Process(transport, shown.command, stdin=False)
+    return Process(transport, shown.command)
 
 
 def start_fork(

@@ -14,6 +14,7 @@ import pytest
 import sandkeep
 from sandkeep import sync
 from sandkeep.errors import (
+    Conflict,
     ExecutableNotFound,
     ExecutableRefused,
     HostCannot,
@@ -350,6 +351,81 @@ async def test_streams_are_read_while_it_runs() -> None:
             assert await lines.readline() == ""
             assert await process.stderr.read() == b"note 1\nnote 2\nnote 3\n"
             assert await process.wait() == 0
+
+
+async def test_the_input_of_a_process_found_again_is_written_and_closed() -> None:
+    async with sandkeep.create_sandbox() as box:
+        process = await box.create_process("cat", stdin=True)
+        assert process.stdin is not None and process.stdin.offset == 0
+        await process.stdin.write("one ")
+        async with sandkeep.Client() as other:
+            found = await (await other.get_sandbox(box.name)).get_process(process.id)
+            [listed] = await box.processes()
+            assert found.stdin is not None and listed.stdin is not None and found.stdin.offset is None
+            await found.stdin.write("two ")
+            assert (found.stdin.offset, await found.stdin.tell(), await listed.stdin.tell()) == (8, 8, 8)
+            await found.stdin.write("one two three", offset=0)
+            await found.stdin.write("two", offset=4)
+            assert found.stdin.offset == 13
+            with pytest.raises(Conflict):
+                await found.stdin.write("gap", offset=20)
+            with pytest.raises(InvalidRequest) as refused:
+                await found.stdin.write("x", offset=-1)
+            assert refused.value.field == "offset"
+            await found.stdin.write("!")
+            with pytest.raises(Conflict) as taken:
+                await process.stdin.write("behind")
+            assert (taken.value.offset, taken.value.bytes_written) == (4, 14)
+            await listed.stdin.aclose()
+            with pytest.raises((StdinUnavailable, NotFound)):
+                await found.stdin.write("more")
+        assert await process.stdout.read() == b"one two three!"
+        assert await process.wait() == 0
+        assert await listed.stdin.tell() == 14
+        with pytest.raises(NotFound):
+            await listed.stdin.write("ended")
+
+
+async def test_a_process_found_again_without_a_pipe_has_no_input() -> None:
+    async with sandkeep.create_sandbox() as box:
+        process = await box.create_process("sleep", ["60"])
+        found = await box.get_process(process.id)
+        assert found.stdin is None
+        with pytest.raises(StdinUnavailable):
+            await found.communicate(b"input")
+        fed = await box.create_process("cat", stdin=True)
+        again = await box.get_process(fed.id)
+        assert await again.communicate(b"all") == (b"all", b"")
+
+
+async def test_metadata_of_processes_is_kept_shown_and_searched() -> None:
+    async with sandkeep.create_sandbox() as box:
+        metadata = {"step": "3", "note": "größer: ☃\n"}
+        first = await box.create_process("sleep", ["60"], metadata=metadata)
+        done = await box.run_process("true", metadata={"step": "3"})
+        plain = await box.create_process("true")
+        assert first.metadata == metadata and plain.metadata == {}
+        assert (await box.get_process(first.id)).metadata == metadata
+        assert (await first.refresh()).metadata == metadata
+        found = [process.id for process in await box.processes(metadata={"step": "3"})]
+        assert found == [done.process_id, first.id]
+        assert [each.id for each in await box.processes(metadata=metadata)] == [first.id]
+        assert await box.processes(metadata={"step": "4"}) == []
+        with pytest.raises(ExecutableNotFound) as missing:
+            await box.create_process("nothing-like-this", metadata={"a": "b"})
+        assert (await box.get_process(missing.value.process)).metadata == {"a": "b"}
+        wrong: list[tuple[Any, str]] = [
+            ({"a": 1}, 'metadata["a"]'),
+            ({"": "x"}, 'metadata[""]'),
+            ({"a:b": "x"}, 'metadata["a:b"]'),
+            ({"a": "\0"}, 'metadata["a"]'),
+            ({"a": "x" * 4096}, "metadata"),
+            ({str(number): "" for number in range(33)}, "metadata"),
+        ]
+        for value, field in wrong:
+            with pytest.raises(InvalidRequest) as refused:
+                await box.create_process("true", metadata=value)
+            assert refused.value.field == field
 
 
 async def test_streams_end_although_a_child_holds_them() -> None:

@@ -15,6 +15,7 @@ import pytest
 from sandkeep import sync as sandkeep
 from sandkeep import sync
 from sandkeep.errors import (
+    Conflict,
     ExecutableNotFound,
     ExecutableRefused,
     HostCannot,
@@ -349,6 +350,81 @@ def test_streams_are_read_while_it_runs() -> None:
             assert lines.readline() == ""
             assert process.stderr.read() == b"note 1\nnote 2\nnote 3\n"
             assert process.wait() == 0
+
+
+def test_the_input_of_a_process_found_again_is_written_and_closed() -> None:
+    with sandkeep.create_sandbox() as box:
+        process = box.create_process("cat", stdin=True)
+        assert process.stdin is not None and process.stdin.offset == 0
+        process.stdin.write("one ")
+        with sandkeep.Client() as other:
+            found = (other.get_sandbox(box.name)).get_process(process.id)
+            [listed] = box.processes()
+            assert found.stdin is not None and listed.stdin is not None and found.stdin.offset is None
+            found.stdin.write("two ")
+            assert (found.stdin.offset, found.stdin.tell(), listed.stdin.tell()) == (8, 8, 8)
+            found.stdin.write("one two three", offset=0)
+            found.stdin.write("two", offset=4)
+            assert found.stdin.offset == 13
+            with pytest.raises(Conflict):
+                found.stdin.write("gap", offset=20)
+            with pytest.raises(InvalidRequest) as refused:
+                found.stdin.write("x", offset=-1)
+            assert refused.value.field == "offset"
+            found.stdin.write("!")
+            with pytest.raises(Conflict) as taken:
+                process.stdin.write("behind")
+            assert (taken.value.offset, taken.value.bytes_written) == (4, 14)
+            listed.stdin.close()
+            with pytest.raises((StdinUnavailable, NotFound)):
+                found.stdin.write("more")
+        assert process.stdout.read() == b"one two three!"
+        assert process.wait() == 0
+        assert listed.stdin.tell() == 14
+        with pytest.raises(NotFound):
+            listed.stdin.write("ended")
+
+
+def test_a_process_found_again_without_a_pipe_has_no_input() -> None:
+    with sandkeep.create_sandbox() as box:
+        process = box.create_process("sleep", ["60"])
+        found = box.get_process(process.id)
+        assert found.stdin is None
+        with pytest.raises(StdinUnavailable):
+            found.communicate(b"input")
+        fed = box.create_process("cat", stdin=True)
+        again = box.get_process(fed.id)
+        assert again.communicate(b"all") == (b"all", b"")
+
+
+def test_metadata_of_processes_is_kept_shown_and_searched() -> None:
+    with sandkeep.create_sandbox() as box:
+        metadata = {"step": "3", "note": "größer: ☃\n"}
+        first = box.create_process("sleep", ["60"], metadata=metadata)
+        done = box.run_process("true", metadata={"step": "3"})
+        plain = box.create_process("true")
+        assert first.metadata == metadata and plain.metadata == {}
+        assert (box.get_process(first.id)).metadata == metadata
+        assert (first.refresh()).metadata == metadata
+        found = [process.id for process in box.processes(metadata={"step": "3"})]
+        assert found == [done.process_id, first.id]
+        assert [each.id for each in box.processes(metadata=metadata)] == [first.id]
+        assert box.processes(metadata={"step": "4"}) == []
+        with pytest.raises(ExecutableNotFound) as missing:
+            box.create_process("nothing-like-this", metadata={"a": "b"})
+        assert (box.get_process(missing.value.process)).metadata == {"a": "b"}
+        wrong: list[tuple[Any, str]] = [
+            ({"a": 1}, 'metadata["a"]'),
+            ({"": "x"}, 'metadata[""]'),
+            ({"a:b": "x"}, 'metadata["a:b"]'),
+            ({"a": "\0"}, 'metadata["a"]'),
+            ({"a": "x" * 4096}, "metadata"),
+            ({str(number): "" for number in range(33)}, "metadata"),
+        ]
+        for value, field in wrong:
+            with pytest.raises(InvalidRequest) as refused:
+                box.create_process("true", metadata=value)
+            assert refused.value.field == field
 
 
 def test_streams_end_although_a_child_holds_them() -> None:

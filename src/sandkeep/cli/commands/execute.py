@@ -19,7 +19,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep.states import ProcessStatus
 
 if TYPE_CHECKING:
-    from sandkeep.sync import Sandbox
+    from sandkeep.sync import Process, Sandbox
 
 SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi")
 """bash if the sandbox has it, otherwise sh."""
@@ -89,11 +89,20 @@ def _wants_value(item: str, takes_value: dict[str, bool]) -> bool:
         ("as root, in another directory", "sandkeep exec --sudo -w /tmp web ls -la"),
         ("a program that needs a terminal", "sandkeep exec -it web htop"),
         ("with a file as its input", "sandkeep exec -i web -- wc -l < notes.txt"),
+        ("in the background", "sandkeep exec -d web -- make"),
     ],
 )
 @sandbox_argument()
 @argument("command", nargs=-1, required=True, metavar="[--] COMMAND...", help="Command to run in it.")
+@option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    section=options.COMMAND,
+    help="Print the id of the process and return; 'sandkeep logs' has its output.",
+)
 @options.how_to_run
+@options.metadata
 @options.interactive
 @option(
     "--timeout",
@@ -108,13 +117,18 @@ def _wants_value(item: str, takes_value: dict[str, bool]) -> bool:
     help="With --timeout: send SIGTERM then, and kill only this much later.",
 )
 @options.extend
-def exec_(app: App, name: str, command: tuple[str, ...], **values: Any) -> None:
+def exec_(app: App, name: str, command: tuple[str, ...], detach: bool, **values: Any) -> None:
     """Run a command in an existing sandbox; a stopped sandbox is resumed.
 
     Output is shown as it is printed, and the exit status is that of the command. Ctrl-C interrupts the
-    command, a second Ctrl-C kills it.
+    command, a second Ctrl-C kills it. With --detach the command runs on by itself.
     """
+    if detach and (values["interactive"] or values["tty"]):
+        raise click.UsageError("--detach cannot be given together with --interactive or --tty")
     box = app.sandbox(name)
+    if detach:
+        app.out.line(_start(app, box, command, values).id)
+        return
     raise Ended(perform(app, box, command, values))
 
 
@@ -143,18 +157,15 @@ def perform(app: App, box: Sandbox, command: tuple[str, ...], values: dict[str, 
     from sandkeep.cli import attach
     from sandkeep.cli.follow import follow
 
-    env = {**dict(values["env"]), **dict.fromkeys(values["unset"])}
     wanted: timedelta | None = values.get("timeout")
-    grace: timedelta | None = values.get("grace")
-    if grace is not None and wanted is None:
-        raise click.UsageError("--grace needs --timeout")
+    _check_grace(values)
     if values.get("interactive") and attach.possible():
         began = time.monotonic()
         status = attach.attach(
             box,
             command,
             cwd=values["workdir"],
-            env=env,
+            env=_variables(values),
             sudo=values["sudo"],
             kill_after=wanted,
             extend=not values["no_extend_timeout"],
@@ -162,23 +173,39 @@ def perform(app: App, box: Sandbox, command: tuple[str, ...], values: dict[str, 
         if status > 128 and not _explain(box, box.current_session.id, "the terminal was open", line=False):
             _tell_limit(app, command[0], wanted, time.monotonic() - began, status)
         return status
-    with app.starting(f"Starting {command[0]} in {box.name}"):
-        process = box.create_process(
-            command[0],
-            command[1:],
-            cwd=values["workdir"],
-            env=env,
-            sudo=values["sudo"],
-            stdin=bool(values.get("interactive")),
-            kill_after=wanted,
-            grace=grace,
-        )
+    process = _start(app, box, command, values)
     status = follow(process, stdin=bool(values.get("interactive")))
     if process.status is not ProcessStatus.EXITED:
         ended = _explain(box, process.session_id, f"{command[0]} ran")
         if process.explanation and not ended:
             app.note(f"{command[0]}: {process.explanation}")
     return status
+
+
+def _start(app: App, box: Sandbox, command: tuple[str, ...], values: dict[str, Any]) -> Process:
+    """Start a command without a terminal."""
+    _check_grace(values)
+    with app.starting(f"Starting {command[0]} in {box.name}"):
+        return box.create_process(
+            command[0],
+            command[1:],
+            cwd=values["workdir"],
+            env=_variables(values),
+            sudo=values["sudo"],
+            stdin=bool(values.get("interactive")),
+            kill_after=values.get("timeout"),
+            grace=values.get("grace"),
+            metadata=dict(values.get("metadata", ())),
+        )
+
+
+def _variables(values: dict[str, Any]) -> dict[str, str | None]:
+    return {**dict(values["env"]), **dict.fromkeys(values["unset"])}
+
+
+def _check_grace(values: dict[str, Any]) -> None:
+    if values.get("grace") is not None and values.get("timeout") is None:
+        raise click.UsageError("--grace needs --timeout")
 
 
 def _tell_limit(app: App, command: str, limit: timedelta | None, ran: float, status: int) -> None:

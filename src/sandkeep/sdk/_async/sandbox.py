@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from datetime import timedelta
 from types import TracebackType
@@ -142,12 +142,21 @@ class Sandbox(SandboxState, Runner):
             sandbox=self.name,
         )
 
-    async def processes(self, *, session_id: str | None = None) -> list[Process]:
-        """Return the processes of the current or another session, newest first. Never starts a session."""
+    async def processes(
+        self, *, session_id: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> list[Process]:
+        """Return the processes of the current or another session, newest first. Never starts a session.
+
+        Args:
+            session_id: the session, if not the current one.
+            metadata: return only processes that have all of these keys and values.
+        """
         session = self._recovery.session if session_id is None else segment(session_id, "session_id")
         path = f"/v2/sandboxes/sessions/{session}/cmd"
         shown = decode(CommandList, await self._transport.request("GET", path))
-        return [Process(self._transport, command, stdin=False) for command in shown.commands]
+        wanted = dict(metadata or {}).items()
+        found = [Process(self._transport, command) for command in shown.commands]
+        return [process for process in found if wanted <= process.metadata.items()]
 
     def as_user(self, name: str) -> SandboxUser:
         """Act as an account of the sandbox. The account is first checked when it is used."""
@@ -579,7 +588,7 @@ async def get_process(transport: Transport, session: str, process: str) -> Proce
     below = segment(process, "process_id")
     path = f"/v2/sandboxes/sessions/{segment(session, 'session_id')}/cmd/{below}"
     shown = decode(CommandShown, await transport.request("GET", path))
-    return Process(transport, shown.command, stdin=False)
+    return Process(transport, shown.command)
 
 
 def start_fork(
