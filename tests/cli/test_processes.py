@@ -50,6 +50,9 @@ def test_a_detached_command_runs_on_and_its_id_is_printed(cli: Program, box: str
     assert follower.wait(ENOUGH) == 0
     follower.communicate()
     assert "--detach" in cli.fails("exec", "-d", "-i", box, "cat", status=2)
+    assert "--interactive" in cli.fails("exec", "--detachable", box, "cat", status=2)
+    assert "terminals" in cli.fails("exec", "-i", "--detachable", box, "cat", status=2)
+    assert "sandkeep logs -f" in cli.fails("attach", box, status=2)
 
 
 def test_the_last_lines_of_a_log(cli: Program, box: str) -> None:

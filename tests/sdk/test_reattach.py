@@ -127,6 +127,46 @@ def test_input_goes_on_exactly_where_a_killed_client_and_a_killed_server_left_it
         box.destroy()
 
 
+TERMINAL = """
+import json, sys
+from sandkeep import sync
+box = sync.create_sandbox()
+with box.open_interactive("sh", env={"PS1": "> "}, detachable=True, metadata={"step": "3"}) as terminal:
+    terminal.write("word=kept; echo begun-$((1+1))\\n")
+    seen = b""
+    while b"begun-2" not in seen:
+        seen += terminal.read()
+    print(json.dumps([box.name, terminal.process_id]), flush=True)
+    terminal.wait()
+"""
+
+
+@pytest.mark.parametrize("how", ["unix", "tcp"])
+def test_a_terminal_is_attached_to_after_its_client_and_the_server_were_killed(
+    own_server: ServerProcess, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "tcp":
+        monkeypatch.setenv("SANDKEEP_URL", own_server.url)
+        monkeypatch.setenv("SANDKEEP_TOKEN", own_server.token)
+    with subprocess.Popen([sys.executable, "-c", TERMINAL], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        name, process_id = json.loads(starter.stdout.readline())
+        os.kill(starter.pid, signal.SIGKILL)
+    own_server.stop(signal.SIGKILL)
+    own_server.start()
+    with sync.Client() as client:
+        box = client.get_sandbox(name)
+        process = box.get_process(process_id)
+        assert process.terminal and process.stdin is None and process.metadata == {"step": "3"}
+        with box.attach_terminal(process_id) as terminal:
+            assert terminal.process_id == process_id
+            terminal.write("echo $word; exit 6\n")
+            seen = b"".join(iter(terminal.read, b""))
+            assert b"begun-2" in seen and b"kept" in seen.partition(b"begun-2")[2]
+            assert terminal.returncode == 6
+        box.destroy()
+
+
 def test_a_reader_does_not_notice_that_the_server_is_restarted(own_server: ServerProcess) -> None:
     with sync.Client() as client, client.create_sandbox() as box:
         process = box.create_process("sh", ["-c", WORK])

@@ -347,6 +347,13 @@ interactive = options(
         help="Accepted so that '-it' works: a terminal is used if there is one.",
     ),
 )
+detachable = option(
+    "--detachable",
+    is_flag=True,
+    section=COMMAND,
+    help="On a terminal: let the command run on when this one is lost, or Ctrl-P Ctrl-Q is typed; 'sandkeep "
+    "attach' attaches to it again.",
+)
 extend = option(
     "--no-extend-timeout",
     is_flag=True,

@@ -294,6 +294,12 @@ class Processes:
         async for item in printed:
             yield item
 
+    async def output_length(self, project: str, session: str, process: str) -> int:
+        """Return how many bytes a process of the sandbox has printed by now."""
+        self.get(project, session, process)
+        ref = self._context.ref(self._sessions.get(project, session))
+        return (await self._context.driver.process(ref, process)).output_bytes
+
     def require_output(self, project: str, session: str, process: str) -> None:
         """Raise `NotFound` where nothing is left to be read: before an answer has begun."""
         found = self.get(project, session, process)

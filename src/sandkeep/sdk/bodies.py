@@ -199,6 +199,8 @@ def terminal(
     columns: int,
     rows: int,
     kill_after: Duration | None,
+    detachable: bool = False,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the message that starts a program on a terminal; mistakes are found here, before it is sent."""
     _check_args(args)
@@ -216,9 +218,13 @@ def terminal(
     check_env(variables, removal=True)
     unset = [name for name, value in variables.items() if value is None]
     check_size(columns, rows)
+    expect("detachable", detachable, bool, "True or False")
+    if metadata:
+        check_metadata(metadata)
     return {
         "type": "start",
         "readsErrors": True,
+        "readsAttached": True,
         "command": command,
         "args": list(args),
         "env": [f"{name}={value}" for name, value in variables.items() if value is not None],
@@ -227,7 +233,28 @@ def terminal(
         "cols": columns,
         "rows": rows,
         "timeout": _kill_after(kill_after),
+        **({"detachable": True} if detachable else {}),
+        **({"metadata": dict(metadata)} if metadata else {}),
     }
+
+
+def attachment(
+    process: str, *, columns: int | None, rows: int | None, scrollback: int | None
+) -> dict[str, Any]:
+    """Return the message that attaches to a terminal."""
+    body: dict[str, Any] = {"type": "attach", "process": process}
+    if columns is not None or rows is not None:
+        for name, edge in (("columns", columns), ("rows", rows)):
+            expect(name, edge, int, "a number, as the other one is given")
+        assert columns is not None and rows is not None
+        check_size(columns, rows)
+        body |= {"cols": columns, "rows": rows}
+    if scrollback is not None:
+        expect("scrollback", scrollback, int, "a number of bytes")
+        if scrollback < 0:
+            refuse("scrollback", "must not be negative")
+        body["scrollback"] = scrollback
+    return body
 
 
 def _kill_after(limit: Duration | None) -> int | None:

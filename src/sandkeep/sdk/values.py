@@ -241,6 +241,8 @@ class ProcessInfo:
     """Why the status is failed, killed or lost, in words."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """The keys and values it was started with."""
+    terminal: bool = False
+    """Whether it runs on a terminal."""
 
     @classmethod
     def of(cls, shown: CommandObject) -> ProcessInfo:
@@ -262,6 +264,7 @@ class ProcessInfo:
             reason=given(shown.end_reason),
             explanation=given(shown.reason),
             metadata=given(shown.metadata) or {},
+            terminal=given(shown.terminal) or False,
         )
 
 

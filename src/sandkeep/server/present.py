@@ -20,6 +20,7 @@ from sandkeep.store.rows import (
     Drive,
     Event,
     Process,
+    ProcessKind,
     ProcessStatus,
     Sandbox,
     Session,
@@ -172,6 +173,7 @@ def _command_fields(row: Process) -> dict[str, Any]:
             reason=row.reason,
             end_reason=end_reason(row),
             attach_stdin=row.stdin or None,
+            terminal=(row.kind is ProcessKind.INTERACTIVE) or None,
             metadata=dict(row.metadata) or None,
         ),
     }

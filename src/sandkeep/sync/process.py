@@ -139,6 +139,11 @@ class Process:
         return self._info.metadata
 
     @property
+    def terminal(self) -> bool:
+        """Whether it runs on a terminal; :meth:`Sandbox.attach_terminal` attaches to it."""
+        return self._info.terminal
+
+    @property
     def explanation(self) -> str | None:
         """Why the status is failed, killed or lost, in words, if known."""
         return self._info.explanation

@@ -29,6 +29,7 @@ from sandkeep.sync.paging import Listing
 from sandkeep.sync.process import Process
 from sandkeep.sync.recovery import Recovery
 from sandkeep.sync.running import Runner, SandboxUser
+from sandkeep.sync.terminal import SCROLLBACK, Terminal
 from sandkeep.sync.transport import Transport, decode, new_key, segment
 from sandkeep.sdk._compat_sync import shielded
 from sandkeep.sdk.events import Event
@@ -158,6 +159,43 @@ class Sandbox(SandboxState, Runner):
         wanted = dict(metadata or {}).items()
         found = [Process(self._transport, command) for command in shown.commands]
         return [process for process in found if wanted <= process.metadata.items()]
+
+    def attach_terminal(
+        self,
+        process_id: str,
+        *,
+        columns: int | None = None,
+        rows: int | None = None,
+        scrollback: int | None = SCROLLBACK,
+        extend_timeout: bool = True,
+    ) -> Terminal:
+        """Attach to a program on a terminal, opened by any client. Never starts a session.
+
+        Any number of clients can be attached: each gets the output, and what each one writes goes in.
+
+        Args:
+            process_id: the terminal's ``process_id``.
+            columns: width that the terminal gets; with ``rows``. By default its size does not change.
+            rows: its height. scrollback: most bytes of earlier output to read first; ``None`` for all of
+                it. extend_timeout: as of :meth:`open_interactive`.
+
+        Returns:
+            The terminal. Closing it does not affect the program.
+
+        Raises:
+            NotFound: no session of this sandbox has such a process.
+            InvalidRequest: the process has no terminal.
+            SessionStopped: its session has ended; :meth:`Process.output` has what it printed.
+        """
+        message = bodies.attachment(process_id, columns=columns, rows=rows, scrollback=scrollback)
+
+        def start() -> Terminal:
+            found = self.get_process(process_id)
+            terminal = Terminal(self._transport)
+            terminal._open(found.session_id, message, user=None, extend=extend_timeout)
+            return terminal
+
+        return start()
 
     def as_user(self, name: str) -> SandboxUser:
         """Act as an account of the sandbox. The account is first checked when it is used."""

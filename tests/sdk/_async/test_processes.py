@@ -601,6 +601,49 @@ async def test_a_terminal_that_cannot_start_its_program_says_so() -> None:
                 await terminal.read()
 
 
+async def test_a_terminal_is_left_and_attached_to_again_by_several_clients() -> None:
+    async with sandkeep.create_sandbox() as box:
+        async with box.open_interactive("cat", detachable=True, metadata={"a": "b"}) as terminal:
+            process_id = terminal.process_id
+            assert process_id is not None
+            await terminal.write("early\n")
+            await until_read(terminal, b"early\r\nearly")
+        process = await box.get_process(process_id)
+        assert await process.poll() is None and process.terminal and process.metadata == {"a": "b"}
+        async with box.attach_terminal(process_id) as one, box.attach_terminal(process_id) as two:
+            await until_read(one, b"early\r\nearly")
+            await two.write("late\n")
+            await until_read(one, b"late\r\nlate")
+            await until_read(two, b"late\r\nlate")
+        async with box.attach_terminal(process_id, scrollback=0, columns=70, rows=20) as three:
+            await three.write("\x04")
+            assert b"early" not in b"".join([data async for data in three])
+            assert three.returncode == 0
+        async with box.attach_terminal(process_id, scrollback=None) as ended:
+            assert b"early" in await ended.read() and await ended.wait() == 0
+        for wrong in ({"columns": 80}, {"scrollback": -1}, {"columns": 0, "rows": 1}):
+            with pytest.raises(InvalidRequest):
+                box.attach_terminal(process_id, **wrong)
+        plain = await box.create_process("sleep", ["60"])
+        for unsuitable, kind in ((plain.id, InvalidRequest), ("cmd_none", NotFound)):
+            with pytest.raises(kind):
+                async with box.attach_terminal(unsuitable):
+                    pass
+        await box.stop()
+        with pytest.raises(SessionStopped):
+            async with box.attach_terminal(process_id):
+                pass
+        assert box.status is sandkeep.SessionStatus.STOPPED, "attaching resumes nothing"
+
+
+async def until_read(terminal: sandkeep.Terminal, wanted: bytes) -> None:
+    seen = b""
+    while wanted not in seen:
+        data = await terminal.read()
+        assert data, seen
+        seen += data
+
+
 async def test_a_terminal_echoes_resizes_and_ends() -> None:
     async with sandkeep.create_sandbox() as box, box.open_interactive("sh", columns=100, rows=30) as terminal:
         await terminal.write("stty size; exit 4\n")

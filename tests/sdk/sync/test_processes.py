@@ -600,6 +600,49 @@ def test_a_terminal_that_cannot_start_its_program_says_so() -> None:
                 terminal.read()
 
 
+def test_a_terminal_is_left_and_attached_to_again_by_several_clients() -> None:
+    with sandkeep.create_sandbox() as box:
+        with box.open_interactive("cat", detachable=True, metadata={"a": "b"}) as terminal:
+            process_id = terminal.process_id
+            assert process_id is not None
+            terminal.write("early\n")
+            until_read(terminal, b"early\r\nearly")
+        process = box.get_process(process_id)
+        assert process.poll() is None and process.terminal and process.metadata == {"a": "b"}
+        with box.attach_terminal(process_id) as one, box.attach_terminal(process_id) as two:
+            until_read(one, b"early\r\nearly")
+            two.write("late\n")
+            until_read(one, b"late\r\nlate")
+            until_read(two, b"late\r\nlate")
+        with box.attach_terminal(process_id, scrollback=0, columns=70, rows=20) as three:
+            three.write("\x04")
+            assert b"early" not in b"".join([data for data in three])
+            assert three.returncode == 0
+        with box.attach_terminal(process_id, scrollback=None) as ended:
+            assert b"early" in ended.read() and ended.wait() == 0
+        for wrong in ({"columns": 80}, {"scrollback": -1}, {"columns": 0, "rows": 1}):
+            with pytest.raises(InvalidRequest):
+                box.attach_terminal(process_id, **wrong)
+        plain = box.create_process("sleep", ["60"])
+        for unsuitable, kind in ((plain.id, InvalidRequest), ("cmd_none", NotFound)):
+            with pytest.raises(kind):
+                with box.attach_terminal(unsuitable):
+                    pass
+        box.stop()
+        with pytest.raises(SessionStopped):
+            with box.attach_terminal(process_id):
+                pass
+        assert box.status is sandkeep.SessionStatus.STOPPED, "attaching resumes nothing"
+
+
+def until_read(terminal: sandkeep.Terminal, wanted: bytes) -> None:
+    seen = b""
+    while wanted not in seen:
+        data = terminal.read()
+        assert data, seen
+        seen += data
+
+
 def test_a_terminal_echoes_resizes_and_ends() -> None:
     with sandkeep.create_sandbox() as box, box.open_interactive("sh", columns=100, rows=30) as terminal:
         terminal.write("stty size; exit 4\n")

@@ -4,7 +4,7 @@
 ``create``      ``create``, ``fork`` and ``sh``: new sandboxes
 ``sandboxes``   ``ls``, ``stop`` and ``rm``
 ``config``      ``config``: the configuration of a sandbox
-``execute``     ``exec`` and ``connect``: commands and shells in existing sandboxes
+``execute``     ``exec``, ``connect`` and ``attach``: commands and shells in existing sandboxes
 ``processes``   ``ps``, ``logs`` and ``kill``
 ``files``       ``cp``: copies files and directories to and from a sandbox
 ``snapshots``   ``snapshot``, ``checkpoint``, ``rollback`` and ``snapshots``

@@ -239,6 +239,8 @@ class Runner:
         rows: int = 24,
         kill_after: Duration | None = None,
         extend_timeout: bool = True,
+        detachable: bool = False,
+        metadata: Mapping[str, str] | None = None,
     ) -> Pending[Terminal]:
         """Run a program on a terminal.
 
@@ -248,10 +250,12 @@ class Runner:
                 sandbox; ``None`` removes one, and ``TERM`` is set by default. columns: width of the
                 terminal. rows: its height. kill_after: time after which the server kills it and all its
                 descendants. extend_timeout: let the server extend the session's time limit while the terminal
-                is open, up to the longest lifetime of a session.
+                is open, up to the longest lifetime of a session. detachable: let the program go on when the
+                connection ends, however it ends; :meth:`Sandbox.attach_terminal` attaches to it. Otherwise it
+                is hung up then. metadata: keys and values that its record keeps.
 
         Returns:
-            The terminal: close it yourself, or use ``async with``, which hangs up on exit.
+            The terminal: close it yourself, or use ``async with``, which closes it on exit.
 
         Raises:
             InvalidRequest: an argument is invalid; ``field`` names it.
@@ -259,7 +263,15 @@ class Runner:
                 ``read``.
         """
         message = bodies.terminal(
-            command, args, cwd=cwd, env=env, columns=columns, rows=rows, kill_after=kill_after
+            command,
+            args,
+            cwd=cwd,
+            env=env,
+            columns=columns,
+            rows=rows,
+            kill_after=kill_after,
+            detachable=detachable,
+            metadata=metadata,
         )
 
         async def start() -> Terminal:
