@@ -363,7 +363,7 @@ async def test_the_input_of_a_process_found_again_is_written_and_closed() -> Non
             [listed] = await box.processes()
             assert found.stdin is not None and listed.stdin is not None and found.stdin.offset is None
             await found.stdin.write("two ")
-            assert (found.stdin.offset, await found.stdin.tell(), await listed.stdin.tell()) == (8, 8, 8)
+            assert [await writer.tell() for writer in (found.stdin, listed.stdin)] == [8, 8]
             await found.stdin.write("one two three", offset=0)
             await found.stdin.write("two", offset=4)
             assert found.stdin.offset == 13
@@ -620,8 +620,10 @@ async def test_a_terminal_is_left_and_attached_to_again_by_several_clients() -> 
             assert b"early" not in b"".join([data async for data in three])
             assert three.returncode == 0
         async with box.attach_terminal(process_id, scrollback=None) as ended:
-            assert b"early" in await ended.read() and await ended.wait() == 0
-        for wrong in ({"columns": 80}, {"scrollback": -1}, {"columns": 0, "rows": 1}):
+            await until_read(ended, b"early")
+            assert await ended.wait() == 0
+        refused: list[dict[str, Any]] = [{"columns": 80}, {"scrollback": -1}, {"columns": 0, "rows": 1}]
+        for wrong in refused:
             with pytest.raises(InvalidRequest):
                 box.attach_terminal(process_id, **wrong)
         plain = await box.create_process("sleep", ["60"])
