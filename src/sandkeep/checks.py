@@ -7,7 +7,7 @@ part (``env["A=B"]``), its ``problem`` says what is wrong with it. Parsers that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import NoReturn
@@ -16,6 +16,10 @@ from sandkeep.errors import InvalidRequest
 
 MAX_NAME_LENGTH = 128
 MAX_DURATION = timedelta(days=3653)
+MAX_METADATA = 32
+MAX_METADATA_KEY = 64
+MAX_METADATA_BYTES = 4096
+"""Of keys and values together: lists of processes show all of it."""
 RESERVED_NAMES = frozenset({"sessions", "snapshots", "drives"})
 """Words that follow ``/v2/sandboxes/`` in a route, so they cannot be names of sandboxes."""
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
@@ -99,6 +103,32 @@ def check_text(field_path: str, value: str, *, limit: int, empty: bool = False) 
         refuse(field_path, f"must have at most {limit} characters, not {len(value)}")
     if not value.isprintable():
         refuse(field_path, "must not contain control characters")
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Check what a caller notes about a process."""
+    expect("metadata", metadata, Mapping, "a mapping of keys to values")
+    if len(metadata) > MAX_METADATA:
+        refuse("metadata", f"at most {MAX_METADATA} entries are allowed, not {len(metadata)}")
+    total = 0
+    for key, value in metadata.items():
+        path = f'metadata["{key}"]'
+        check_text(path, key, limit=MAX_METADATA_KEY)
+        if ":" in key:
+            refuse(path, "must not contain ':', which separates key and value in searches")
+        expect(path, value, str, "text")
+        if "\0" in value:
+            refuse(path, "must not contain a NUL character")
+        total += _utf8_length(path, key) + _utf8_length(path, value)
+    if total > MAX_METADATA_BYTES:
+        refuse("metadata", f"must be at most {MAX_METADATA_BYTES} bytes in total, not {total}")
+
+
+def _utf8_length(field_path: str, text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        refuse(field_path, "contains a lone surrogate")
 
 
 def check_url(field_path: str, url: str, schemes: Iterable[str], *, bare: bool = False) -> None:

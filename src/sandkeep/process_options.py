@@ -53,6 +53,8 @@ class ProcessOptions:
     """After so long the process and every descendant of it are killed."""
     grace_ms: int | None = field(default=None, metadata=_process_option("grace", body="grace"))
     """At that time they get SIGTERM, and SIGKILL so much later; otherwise SIGKILL at once."""
+    metadata: Mapping[str, str] = field(default_factory=dict, metadata=_process_option())
+    """The caller's own keys and values. The server keeps and shows them."""
 
 
 def _described_process() -> dict[str, ProcessOption]:

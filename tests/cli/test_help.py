@@ -80,7 +80,7 @@ def test_examples_are_command_lines_that_can_be_parsed(path: str) -> None:
 
 
 def test_commands_with_results_can_print_json() -> None:
-    silent = {"run", "sh", "exec", "connect", "serve", "completion"}
+    silent = {"run", "sh", "exec", "connect", "attach", "serve", "completion"}
     for path, command in ALL.items():
         has = any("--json" in param.opts for param in command.params)
         assert has is (path not in silent), path

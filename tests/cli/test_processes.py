@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.cli.program import Program
-from tests.polling import ENOUGH
+from tests.polling import ENOUGH, until
 
 
 def test_processes_are_listed_with_how_they_ended(cli: Program, box: str) -> None:
@@ -36,6 +36,50 @@ def test_logs_are_read_from_any_offset_long_after(cli: Program, box: str) -> Non
         (10, "stderr", "error"),
     ]
     assert records[-1]["end"] == 15
+
+
+def test_a_detached_command_runs_on_and_its_id_is_printed(cli: Program, box: str) -> None:
+    process = cli("exec", "-d", "--metadata", "step=3", box, "--", "sh", "-c", "echo begun; sleep 60").text
+    assert process.startswith("cmd_") and process.endswith("\n")
+    (found,) = cli("ps", "--json", "--metadata", "step=3", box).json
+    assert (found["id"], found["status"], found["metadata"]) == (process.strip(), "running", {"step": "3"})
+    assert "has this metadata" in cli("ps", "--metadata", "step=4", box).err
+    follower = cli.start("logs", "-f", box, process.strip())
+    assert follower.stdout is not None and follower.stdout.readline() == b"begun\n"
+    cli("kill", "-s", "KILL", box, process.strip())
+    assert follower.wait(ENOUGH) == 0
+    follower.communicate()
+    assert "--detach" in cli.fails("exec", "-d", "-i", box, "cat", status=2)
+    assert "--interactive" in cli.fails("exec", "--detachable", box, "cat", status=2)
+    assert "terminals" in cli.fails("exec", "-i", "--detachable", box, "cat", status=2)
+    assert "sandkeep logs -f" in cli.fails("attach", box, status=2)
+
+
+def test_the_last_lines_of_a_log(cli: Program, box: str) -> None:
+    cli("exec", "-d", box, "--", "sh", "-c", r"printf 'one\ntwo\nth'; printf 'ree\nfour'; sleep 60")
+    until(lambda: cli("logs", box).text.endswith("four"))
+    for tail, text in ((0, ""), (1, "four"), (2, "three\nfour"), (9, "one\ntwo\nthree\nfour")):
+        assert cli("logs", "--tail", str(tail), box).text == text
+    (record,) = cli("logs", "--json", "-n", "1", box).lines
+    assert (record["offset"], record["end"], record["text"]) == (14, 18, "four")
+    follower = cli.start("logs", "--tail", "2", "-f", box)
+    assert follower.stdout is not None and follower.stdout.readline() == b"three\n"
+    cli("kill", "-s", "KILL", box)
+    assert follower.stdout.read() == b"four"
+    follower.communicate()
+
+
+def test_the_log_since_a_time(cli: Program, box: str) -> None:
+    script = "echo early; until [ -e go ]; do sleep 0.05; done; echo late"
+    process = cli("exec", "-d", box, "--", "sh", "-c", script).text.strip()
+    until(lambda: cli("logs", box, process).text)
+    cli("exec", box, "touch", "go")
+    early, late = cli("logs", "-f", "--json", box, process).lines
+    assert cli("logs", "--since", late["time"], box, process).text == "late\n"
+    assert cli("logs", "--since", early["time"], "--tail", "1", box, process).text == "late\n"
+    assert cli("logs", "--since", "1h", "-f", box, process).text == "early\nlate\n"
+    assert cli("logs", "--since", "2200-01-31T12:00", box, process).text == ""
+    assert "neither a time nor a duration" in cli.fails("logs", "--since", "yesterday", box, status=2)
 
 
 def test_multibyte_characters_are_not_split(cli: Program, box: str) -> None:

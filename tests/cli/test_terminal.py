@@ -98,6 +98,27 @@ def test_htop_draws_follows_the_size_answers_keys_and_leaves(screen: Screen, box
     assert screen.settings() == before
 
 
+def test_a_terminal_is_left_by_keys_and_attached_to_again(screen: Screen, cli: Program, box: str) -> None:
+    before = screen.settings()
+    screen.sandkeep("exec", "-it", "--detachable", "--metadata", "step=3", box, "sh", "-c", "echo on; cat")
+    screen.wait("on")
+    screen.press("C-p", "x", "C-p", "C-q")
+    text = screen.wait("status=0")
+    (found,) = cli("ps", "--json", box).json
+    assert f"sandkeep attach {box} {found['id']}" in text
+    assert (found["status"], found["metadata"]) == ("running", {"step": "3"})
+    assert screen.settings() == before
+    screen.sandkeep("attach", box)
+    screen.until(lambda text: "^Px" in text, "what was typed before")
+    screen.press("Enter", "typed", "Enter")
+    screen.until(lambda text: text.count("typed") == 2, "an echo and a copy")
+    screen.press("C-d")
+    screen.wait("status=0")
+    assert cli("ps", "--json", box).json[0]["status"] == "exited"
+    screen.sandkeep("attach", box)
+    screen.wait("no command runs on a terminal")
+
+
 def test_colours_of_256_arrive_as_they_were_sent(screen: Screen, box: str) -> None:
     screen.sandkeep("exec", "-it", box, "sh", "-c", r"tput colors; printf '\033[38;5;208mam%s\033[0m\n' ber")
     text = screen.wait("status=0")

@@ -28,6 +28,7 @@ from sandkeep.host.reports import (
     CheckpointReport,
     DriveOrigin,
     Enforcement,
+    InputReport,
     ProcessRecord,
     SessionOrigin,
     SessionState,
@@ -319,6 +320,9 @@ class FakeDriver:
     async def write_stdin(
         self, ref: SessionRef, process_id: str, data: bytes, *, offset: int | None = None, close: bool = False
     ) -> int:
+        raise HostCannot("a fake gives no input", part="stdin")
+
+    async def input(self, ref: SessionRef, process_id: str) -> InputReport:
         raise HostCannot("a fake gives no input", part="stdin")
 
     async def resize(self, ref: SessionRef, process_id: str, *, rows: int, columns: int) -> None:

@@ -546,6 +546,42 @@ def test_a_piece_sent_again_is_taken_once_and_a_hole_is_refused(lab: Lab) -> Non
 
 
 @everywhere
+def test_a_piece_sent_again_after_the_input_was_closed_is_not_refused(lab: Lab) -> None:
+    box = common(lab)
+    process = box.start("sleep", "100", stdin=True)
+    assert stdin(box, process, b"abcdef", offset=0, close=True) == 6
+    assert stdin(box, process, b"def", offset=3) == 6
+    for data, offset in ((b"def!", 3), (b"", 6), (b"g", 6)):
+        with pytest.raises(StdinUnavailable):
+            stdin(box, process, data, offset=offset)
+    box.lab.do(box.lab.driver.signal(box.ref, signal.SIGKILL, process))
+    box.finish(process)
+
+
+@everywhere
+def test_how_much_input_has_arrived_is_told_also_after_the_end(lab: Lab) -> None:
+    def told(process: str) -> tuple[int, bool]:
+        report = box.lab.do(box.lab.driver.input(box.ref, process))
+        return report.received, report.open
+
+    box = common(lab)
+    process, unread = box.start("cat", stdin=True), box.start("sleep", "100", stdin=True)
+    assert told(process) == (0, True)
+    stdin(box, process, b"abcdef")
+    assert told(process) == (6, True)
+    stdin(box, process, b"", close=True)
+    box.finish(process)
+    assert told(process) == (6, False)
+    stdin(box, unread, b"abc", close=True)
+    assert told(unread) == (3, False)
+    box.lab.do(box.lab.driver.signal(box.ref, signal.SIGKILL, unread))
+    box.finish(unread)
+    without = box.start("true")
+    with pytest.raises(StdinUnavailable):
+        told(without)
+
+
+@everywhere
 def test_input_a_process_does_not_want_is_an_error_and_no_harm(lab: Lab) -> None:
     box = common(lab)
     without = box.start("sleep", "100")

@@ -67,6 +67,21 @@ def test_what_an_earlier_supervisor_cannot_do_is_refused_before_it_is_sent(
         assert received(directory).count("process.start") == 1
 
 
+def test_a_supervisor_that_records_neither_input_nor_metadata_is_asked_for_neither(tmp_path: Path) -> None:
+    with frozen(tmp_path, protocol.RECORDS_INPUT - 1, 1) as (driver, directory):
+
+        async def talk() -> None:
+            await driver.start_process(REF, ProcessSpec("p", ("true",), stdin=True, stderr="stdout"))
+            with pytest.raises(HostCannot, match="how much input"):
+                await driver.input(REF, "p")
+            with pytest.raises(HostCannot, match="metadata"):
+                await driver.start_process(REF, ProcessSpec("q", ("true",), metadata={"a": "b"}))
+            await driver.close()
+
+        asyncio.run(talk())
+        assert received(directory) == ["process.start"]
+
+
 def test_a_supervisor_of_the_oldest_protocol_is_spoken_to(tmp_path: Path) -> None:
     assert protocol.OLDEST == 1, "the peer speaks 1: freeze a supervisor of the oldest protocol"
     with frozen(tmp_path, protocol.OLDEST, protocol.OLDEST) as (driver, directory):

@@ -54,6 +54,46 @@ def test_without_follow_the_answer_ends_where_the_log_does(box: Box) -> None:
     assert [base64.b64decode(record["data"]) for record in found] == [b"now\n"]
 
 
+def test_how_much_input_has_arrived_can_be_asked(box: Box) -> None:
+    command = box.start("cat", attachStdin=True)
+    assert command["attachStdin"] is True
+    path = f"{box.own}/processes/{command['id']}/stdin"
+    assert box.api.get(path).json() == {"bytesWritten": 0, "open": True}
+    data = base64.b64encode(b"hello").decode()
+    box.api.post(f"{box.path}/cmd/{command['id']}/stdin", json={"data": data, "offset": 0, "close": True})
+    assert box.api.get(path).json() == {"bytesWritten": 5, "open": False}
+    box.api.get(f"{box.path}/cmd/{command['id']}", params={"wait": "true"})
+    assert box.api.get(path).json() == {"bytesWritten": 5, "open": False}
+    without = box.start("true")
+    assert "attachStdin" not in without
+    answer = box.api.get(f"{box.own}/processes/{without['id']}/stdin")
+    assert refused(answer) == (400, "command_stdin_unavailable")
+    assert refused(box.api.get(f"{box.own}/processes/cmd_x/stdin")) == (404, "not_found")
+
+
+def test_metadata_is_shown_where_there_is_some_and_searched(box: Box) -> None:
+    noted = box.start("true", metadata={"step": "a:b"})
+    observed = box.api.post(f"{box.own}/processes", json={"command": "x", "metadata": {"step": "2"}})
+    plain = box.start("true")
+    assert noted["metadata"] == {"step": "a:b"} and "metadata" not in plain
+    assert observed.json()["process"]["metadata"] == {"step": "2"}
+
+    def found(wanted: str) -> list[str]:
+        answer = box.api.get(f"{box.own}/processes", params={"metadata": wanted})
+        return [row["id"] for row in answer.json()["processes"]]
+
+    assert found("step:a:b") == [noted["id"]]
+    assert found("step:2") == [observed.json()["process"]["id"]]
+    assert found("step:") == []
+    wrong = box.api.get(f"{box.own}/processes", params={"metadata": "step"})
+    assert refused(wrong) == (400, "bad_request")
+    body = {"command": "true", "metadata": {"a:b": "c"}}
+    for path in (f"{box.path}/cmd", f"{box.own}/processes"):
+        answer = box.api.post(path, json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["details"]["field"] == 'metadata["a:b"]'
+
+
 def test_a_process_that_runs_elsewhere_can_be_recorded(box: Box) -> None:
     begun = box.api.post(f"{box.own}/processes", json={"command": "remote", "args": ["x"], "cwd": "/w"})
     process = begun.json()["process"]

@@ -17,10 +17,10 @@ from tests.server.conftest import Box
 
 
 @contextmanager
-def open_terminal(box: Box, *command: str, cwd: str | None = None, **size: int) -> Iterator[ClientConnection]:
+def open_terminal(box: Box, *command: str, cwd: str | None = None, **more: int) -> Iterator[ClientConnection]:
     opened = box.api.post(f"{box.path}/interactive", json={}).json()
     assert "?" not in opened["url"] and opened["url"].startswith("ws://")
-    start = {"type": "start", "command": command[0], "args": list(command[1:]), "env": ["TERM=xterm"], **size}
+    start = {"type": "start", "command": command[0], "args": list(command[1:]), "env": ["TERM=xterm"], **more}
     with connect(f"{opened['url']}?token={opened['token']}", max_size=65_536) as socket:
         socket.send(json.dumps({**start, "cwd": cwd}))
         yield socket
@@ -87,6 +87,77 @@ def test_a_client_that_goes_away_hangs_up(box: Box) -> None:
 
 
 @pytest.mark.slow
+@contextmanager
+def attach(box: Box, process: str, **how: int) -> Iterator[ClientConnection]:
+    opened = box.api.post(f"{box.path}/interactive", json={}).json()
+    with connect(f"{opened['url']}?token={opened['token']}", max_size=65_536) as socket:
+        socket.send(json.dumps({"type": "attach", "process": process, **how}))
+        yield socket
+
+
+def first_message(socket: ClientConnection) -> dict[str, str]:
+    return dict(json.loads(socket.recv(timeout=ENOUGH, decode=True)))
+
+
+def read_until(socket: ClientConnection, wanted: bytes) -> bytes:
+    out = b""
+    while wanted not in out:
+        out += socket.recv(timeout=ENOUGH, decode=False)
+    return out
+
+
+def test_several_clients_attach_to_one_terminal(box: Box) -> None:
+    with open_terminal(box, "sh", readsAttached=True, detachable=True) as socket:
+        news = first_message(socket)
+        process = news["process"]
+        assert news == {"type": "attached", "process": process}
+        socket.send(b"echo first-$((40+2))\n")
+        read_until(socket, b"first-42")
+    shown = box.api.get(f"{box.own}/processes/{process}").json()["process"]
+    assert (shown["status"], shown["terminal"]) == ("running", True)
+    with attach(box, process, cols=90, rows=20) as one, attach(box, process, cols=70, rows=10) as two:
+        for socket in (one, two):
+            assert first_message(socket) == news
+            read_until(socket, b"first-42")
+        one.send(b"echo from-$((1+0))\n")
+        two.send(b"echo from-$((1+1))\n")
+        for socket in (one, two):
+            read_until(socket, b"from-2")
+        one.send(json.dumps({"type": "resize", "cols": 60, "rows": 15}))
+        one.send(b"stty size\n")
+        read_until(two, b"15 60")
+        two.send(b"exit 5\n")
+        assert (to_the_end(one)[1], to_the_end(two)[1]) == (5, 5)
+    with attach(box, process) as late:
+        assert first_message(late) == news
+        out, code = to_the_end(late)
+        assert b"first-42" in out and b"15 60" in out and code == 5
+    with attach(box, process, scrollback=len(out) - 1) as late:
+        first_message(late)
+        assert to_the_end(late)[0] == out[1:]
+
+
+def test_only_the_client_that_started_a_program_hangs_it_up(box: Box) -> None:
+    with open_terminal(box, "cat", readsAttached=True) as starter:
+        process = first_message(starter)["process"]
+        with attach(box, process) as guest:
+            first_message(guest)
+        starter.send(b"still\n")
+        read_until(starter, b"still")
+        with attach(box, process) as guest:
+            first_message(guest)
+            starter.close()
+            assert to_the_end(guest)[1] == 129
+
+
+def test_what_is_not_on_a_terminal_cannot_be_attached_to(box: Box) -> None:
+    command = box.start("sleep", "60")
+    for process, kind in ((command["id"], "invalid_request"), ("cmd_none", "not_found")):
+        with attach(box, process) as socket:
+            message = first_message(socket)
+            assert (message["type"], message["kind"]) == ("exit", kind)
+
+
 def test_a_client_that_typed_for_nobody_hangs_up_too(box: Box) -> None:
     with open_terminal(box, "sh", "-c", "stty raw -echo; echo ready; exec sleep 1000") as socket:
         assert b"ready" in socket.recv(timeout=ENOUGH, decode=False)

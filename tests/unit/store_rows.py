@@ -26,6 +26,8 @@ def drop_columns_since_sealed_policies(run: Callable[[str], object]) -> None:
         run(f"ALTER TABLE sandboxes DROP COLUMN {column}")
     for table in ("sandboxes", "sessions"):
         run(f"ALTER TABLE {table} DROP COLUMN asked_limits")
+    for column in ("stdin", "metadata"):
+        run(f"ALTER TABLE processes DROP COLUMN {column}")
 
 
 def sandbox(project: str, name: str, **facts: Any) -> Sandbox:

@@ -278,6 +278,7 @@ def test_a_process_goes_from_the_sdk_to_the_engine() -> None:
         stdin=True,
         stderr="stdout",
         grace=1,
+        metadata={"step": "3"},
     )
     assert decode(RunBody, encode(sent)).options() == ProcessOptions(
         command="make",
@@ -289,6 +290,7 @@ def test_a_process_goes_from_the_sdk_to_the_engine() -> None:
         stderr="stdout",
         kill_after_ms=2000,
         grace_ms=1000,
+        metadata={"step": "3"},
     )
     assert decode(RunBody, b'{"command": "true", "user": "amy"}').options() == ProcessOptions(
         command="true", args=[], user="amy"
@@ -297,10 +299,18 @@ def test_a_process_goes_from_the_sdk_to_the_engine() -> None:
 
 def test_a_program_on_a_terminal_has_the_same_options() -> None:
     sent = sdk_bodies.terminal(
-        "top", (), cwd="/", env={"TERM": "vt100", "B": None}, columns=100, rows=30, kill_after=1
+        "top",
+        (),
+        cwd="/",
+        env={"TERM": "vt100", "B": None},
+        columns=100,
+        rows=30,
+        kill_after=1,
+        detachable=True,
+        metadata={"step": "3"},
     )
     start = read_message(encode(sent))
-    assert isinstance(start, Start)
+    assert isinstance(start, Start) and start.detachable
     assert start.options("amy") == ProcessOptions(
         command="top",
         args=[],
@@ -309,4 +319,5 @@ def test_a_program_on_a_terminal_has_the_same_options() -> None:
         user="amy",
         pty=(30, 100),
         kill_after_ms=1000,
+        metadata={"step": "3"},
     )

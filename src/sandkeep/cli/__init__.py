@@ -16,6 +16,7 @@
 ``progress``     spinners and progress bars
 ``completion``   completion of names of sandboxes
 ``follow``       a process without a terminal: output, input, signals
+``logparts``     parts of an output log: last lines, since a time
 ``attach``       a process on a terminal
 ``interrupts``   signals that end the program, as exceptions
 ``holdings``     what a data directory holds

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SANE: Final = b"\033[?1047l\033[?1000l\033[?1002l\033[?1003l\033[?1006l\033[?2004l\033[?25h\033[0m\r\n"
 """Leaves the alternate screen, ends mouse reports and bracketed paste, shows the cursor, resets colours."""
+_DETACH_KEYS: Final = b"\x10\x11"
+"""Ctrl-P Ctrl-Q."""
 _PASSED_ON: Final = ("TERM", "COLORTERM", "LANG", "LC_ALL")
 
 
@@ -45,8 +47,14 @@ def attach(
     sudo: bool = False,
     kill_after: timedelta | None = None,
     extend: bool = True,
+    detachable: bool = False,
+    metadata: dict[str, str] | None = None,
 ) -> int:
-    """Run a program on a terminal, be its keyboard and screen, and return its exit status."""
+    """Run a program on a terminal, be its keyboard and screen, and return its exit status.
+
+    Raises:
+        Detached: the user detached from a program that is detachable.
+    """
     program, *args = ("sudo", *command) if sudo else command
     size = os.get_terminal_size(sys.stdout.fileno())
     variables = {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
@@ -60,15 +68,42 @@ def attach(
         rows=size.lines or 24,
         kill_after=kill_after,
         extend_timeout=extend,
+        detachable=detachable,
+        metadata=metadata,
     ) as terminal:
-        return _Attachment(terminal).run()
+        return _Attachment(terminal, detachable=detachable).run()
+
+
+def attach_again(box: Sandbox, process_id: str, *, extend: bool = True) -> int:
+    """Be a keyboard and screen of a program that runs on a terminal, and return its exit status.
+
+    Raises:
+        Detached: the user detached.
+    """
+    size = os.get_terminal_size(sys.stdout.fileno())
+    sys.stdout.flush()
+    with box.attach_terminal(
+        process_id, columns=size.columns or 80, rows=size.lines or 24, extend_timeout=extend
+    ) as terminal:
+        return _Attachment(terminal, detachable=True).run()
+
+
+class Detached(Exception):
+    """The user has left the program, which goes on."""
+
+    def __init__(self, process_id: str) -> None:
+        super().__init__(process_id)
+        self.process_id = process_id
 
 
 class _Attachment:
     """The main thread reads the keyboard, a second thread reads the program's output."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: Terminal, *, detachable: bool) -> None:
         self._terminal = terminal
+        self._detachable = detachable
+        self._held = b""
+        """The first of the two keys that detach, until the next key is known."""
         self._failure: BaseException | None = None
         self._over = threading.Event()
         self._woken, self._wake = os.pipe()
@@ -116,9 +151,25 @@ class _Attachment:
             if 0 in ready and not self._over.is_set():
                 data = _keys()
                 if data:
-                    self._send(self._terminal.write, data)
+                    keys, detach = self._part(data)
+                    self._send(self._terminal.write, keys)
+                    if detach:
+                        raise Detached(self._terminal.process_id or "")
                 else:
                     sources.remove(0)
+
+    def _part(self, data: bytes) -> tuple[bytes, bool]:
+        """Return the keys for the program, and whether those that detach were typed after them.
+
+        A key that may be the first of the two waits for the next one.
+        """
+        if not self._detachable:
+            return data, False
+        keys, detach, _ = (self._held + data).partition(_DETACH_KEYS)
+        self._held = b""
+        if not detach and keys.endswith(_DETACH_KEYS[:1]):
+            keys, self._held = keys[:-1], keys[-1:]
+        return keys, bool(detach)
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGWINCH:

@@ -11,7 +11,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from sandkeep.errors import NotFound, SandkeepError, SessionStopped, SessionStop
 from sandkeep.states import OutputStream
 
 if TYPE_CHECKING:
-    from sandkeep.sync import OutputGap, Process
+    from sandkeep.sync import OutputChunk, OutputGap, Process
 
 
 def follow(process: Process, *, stdin: bool) -> int:
@@ -30,7 +30,7 @@ def follow(process: Process, *, stdin: bool) -> int:
         _Feeder(process).start()
     with _signals_passed_on(process):
         try:
-            show(process)
+            show(process.output())
         except BrokenPipeError:
             # The reader of the output is gone. A local process would get SIGPIPE.
             _try_to_send(process, signal.SIGPIPE)
@@ -38,12 +38,12 @@ def follow(process: Process, *, stdin: bool) -> int:
         return process.wait()
 
 
-def show(process: Process, *, offset: int = 0, live: bool = True) -> None:
-    """Write the output of a process to standard output and standard error."""
+def show(items: Generator[OutputChunk | OutputGap]) -> None:
+    """Write output of a process to standard output and standard error."""
     from sandkeep.sync import OutputGap
 
     sys.stdout.flush()
-    with closing(process.output(offset, follow=live)) as items:
+    with closing(items):
         for item in items:
             if isinstance(item, OutputGap):
                 say(missing(item))

@@ -390,6 +390,14 @@ how_to_run = options(
     ),
     option("--sudo", is_flag=True, section=COMMAND, help="Run the command as root of the sandbox."),
 )
+metadata = option(
+    "--metadata",
+    multiple=True,
+    type=TAG,
+    callback=each_once,
+    section=COMMAND,
+    help="Note for the record of the command, as 'sandkeep ps --json' shows it. Can be repeated.",
+)
 interactive = options(
     option(
         "-i",
@@ -405,6 +413,13 @@ interactive = options(
         section=COMMAND,
         help="Accepted so that '-it' works: a terminal is used if there is one.",
     ),
+)
+detachable = option(
+    "--detachable",
+    is_flag=True,
+    section=COMMAND,
+    help="On a terminal: let the command run on when this one is lost, or Ctrl-P Ctrl-Q is typed; 'sandkeep "
+    "attach' attaches to it again.",
 )
 extend = option(
     "--no-extend-timeout",

@@ -25,6 +25,7 @@ _PROCESS = (
     "duration",
     "reason",
     "explanation",
+    "metadata",
 )
 
 

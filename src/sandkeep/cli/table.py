@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "config": Entry("config", "config", "show and change the configuration of a sandbox", SANDBOXES),
     "exec": Entry("execute", "exec_", "run a command in an existing sandbox", PROCESSES),
     "connect": Entry("execute", "connect", "open a shell in an existing sandbox", PROCESSES),
+    "attach": Entry("execute", "attach_", "attach to a command on a terminal of a sandbox", PROCESSES),
     "ps": Entry("processes", "ps", "list the processes of a sandbox", PROCESSES),
     "logs": Entry("processes", "logs", "show the output of a process", PROCESSES),
     "kill": Entry("processes", "kill", "send a signal to a process", PROCESSES),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -210,6 +210,29 @@ class TruthType(_ParamType):
         return str(value).lower() == "true"
 
 
+class MomentType(_ParamType):
+    """A time in ISO 8601, local unless it names a zone; or a duration, which means so long ago."""
+
+    name = "moment"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "TIME|DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return datetime.fromisoformat(str(value).strip()).astimezone()
+        except (ValueError, OverflowError):
+            pass
+        try:
+            return datetime.now().astimezone() - DURATION.convert(value, param, ctx)
+        except (click.BadParameter, OverflowError):
+            self.fail(
+                f"{value!r} is neither a time nor a duration: write 2030-01-31T12:00, 30s or 2h", param, ctx
+            )
+
+
 DURATION: Final = DurationType()
 LIFETIME: Final = DurationType(zero=True)
 TAG: Final = PairType()
@@ -220,4 +243,5 @@ MEGABYTES: Final = MegabytesType()
 CPUS: Final = CpusType()
 TRUTH: Final = TruthType()
 NUMBER: Final = NumberType()
+MOMENT: Final = MomentType()
 PORT: Final = NumberType(1, 65535)

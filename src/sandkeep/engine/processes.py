@@ -11,7 +11,7 @@ import asyncio
 import os
 import posixpath
 import shlex
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -28,7 +28,7 @@ from sandkeep.errors import (
     StdinUnavailable,
 )
 from sandkeep.host.driver import ProcessHandle, ProcessSpec, SessionRef
-from sandkeep.host.reports import ProcessRecord
+from sandkeep.host.reports import InputReport, ProcessRecord
 from sandkeep.process_options import ProcessOptions
 from sandkeep.shared.outputlog import STDERR, STDOUT, Item, OutputReader, OutputWriter
 from sandkeep.shared.processrecord import KILLED_BY_REQUEST
@@ -103,6 +103,7 @@ class Processes:
             pty=options.pty,
             kill_after_ms=options.kill_after_ms,
             grace_ms=options.grace_ms,
+            metadata=options.metadata,
         )
         if key is None:
             return await self._start(project, session, spec, kind)
@@ -135,6 +136,8 @@ class Processes:
             cwd=_plain_directory(record.cwd),
             username=record.user if spec.root or spec.user else None,
             started_ms=record.started_ms,
+            stdin=spec.stdin,
+            metadata=spec.metadata,
         )
         with self._store.transaction():
             self._store.processes.add(process)
@@ -164,6 +167,7 @@ class Processes:
             cwd=_plain_directory(posixpath.join(session.cwd, spec.cwd or "")),
             username=None if spec.user is None else str(spec.user),
             started_ms=now,
+            metadata=spec.metadata,
         )
         code = next(code for code, failure in _NEVER_RAN.items() if isinstance(error, failure))
         with self._store.transaction():
@@ -236,6 +240,8 @@ class Processes:
                         args=record.argv[1:],
                         cwd=_plain_directory(record.cwd),
                         started_ms=record.started_ms,
+                        stdin=record.stdin is not None,
+                        metadata=record.metadata,
                     )
                 )
         for process in self._store.processes.running(session.project, session.id):
@@ -289,6 +295,12 @@ class Processes:
         async for item in printed:
             yield item
 
+    async def output_length(self, project: str, session: str, process: str) -> int:
+        """Return how many bytes a process of the sandbox has printed by now."""
+        self.get(project, session, process)
+        ref = self._context.ref(self._sessions.get(project, session))
+        return (await self._context.driver.process(ref, process)).output_bytes
+
     def require_output(self, project: str, session: str, process: str) -> None:
         """Raise `NotFound` if the output is gone: called before a response has begun."""
         found = self.get(project, session, process)
@@ -340,6 +352,18 @@ class Processes:
             raise
         return found, accepted
 
+    async def input(self, project: str, session: str, process: str) -> InputReport:
+        """Return how much input a process has been given, and whether more can follow.
+
+        Of an ended process, as long as its output is there.
+        """
+        found = self.get(project, session, process)
+        if not found.stdin:
+            raise StdinUnavailable("the process has no standard input attached", process=process)
+        return await self._context.driver.input(
+            self._context.ref(self._sessions.get(project, session)), process
+        )
+
     async def resize(self, project: str, session: str, process: str, *, rows: int, columns: int) -> None:
         owner = await self._sessions.require(project, session, Operation.TERMINAL)
         await self._context.driver.resize(self._context.ref(owner), process, rows=rows, columns=columns)
@@ -368,7 +392,14 @@ class Processes:
             news.set()
 
     def observe(
-        self, project: str, session: str, *, command: str, args: Sequence[str] = (), cwd: str = "/"
+        self,
+        project: str,
+        session: str,
+        *,
+        command: str,
+        args: Sequence[str] = (),
+        cwd: str = "/",
+        metadata: Mapping[str, str] | None = None,
     ) -> Process:
         """Begin the record of a process that runs elsewhere; the caller appends its output."""
         owner = self._sessions.get(project, session)
@@ -382,6 +413,7 @@ class Processes:
             args=tuple(args),
             cwd=cwd,
             started_ms=now,
+            metadata=metadata or {},
         )
         os.makedirs(self._context.observed_directory(process.id), mode=0o700, exist_ok=True)
         self._store.processes.add(process)

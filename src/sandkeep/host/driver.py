@@ -18,6 +18,7 @@ from sandkeep.host.reports import (
     FileChange,
     FileLines,
     FileStat,
+    InputReport,
     ProcessRecord,
     SessionOrigin,
     SessionState,
@@ -99,7 +100,9 @@ class ProcessSpec:
     kill_after_ms: int | None = None
     """Time after which the driver kills the process and its descendants."""
     grace_ms: int | None = None
-    """If set, they get SIGTERM first, and SIGKILL this much later."""
+    """Then they get SIGTERM first, and SIGKILL this much later."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The caller's own, kept in the record."""
     rlimits: Mapping[str, int] = field(default_factory=dict)
     log_cap_bytes: int | None = None
 
@@ -381,6 +384,12 @@ class Driver(Protocol):
         self, ref: SessionRef, process_id: str, data: bytes, *, offset: int | None = None, close: bool = False
     ) -> int:
         """Write to a process's input; return the total accepted, once its pipe has taken this chunk."""
+
+    async def input(self, ref: SessionRef, process_id: str) -> InputReport:
+        """Return how much input a process has been given; of an ended one, all that it was.
+
+        Raises `StdinUnavailable` if its input is not a pipe.
+        """
 
     async def resize(self, ref: SessionRef, process_id: str, *, rows: int, columns: int) -> None: ...
 

@@ -123,6 +123,16 @@ def state_fields(kind: type[SessionState], body: Mapping[str, Any]) -> dict[str,
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class InputReport:
+    """What clients have sent to the standard input of a process."""
+
+    received: int
+    """Bytes in total, whether or not the process has read them."""
+    open: bool
+    """Whether more can follow."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
     """A process of a session: its command, and how it ended if it has."""
@@ -146,11 +156,22 @@ class ProcessRecord:
     cpu_ms: int | None = None
     output_bytes: int = 0
     dropped_bytes: int = 0
+    stdin: InputReport | None = None
+    """``None`` without a pipe, or if its supervisor is of an earlier version."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> ProcessRecord:
         found = _known(cls, body)
-        return cls(**found | {"argv": tuple(found["argv"]), "pty": bool(found["pty"])})
+        stdin = found.get("stdin")
+        return cls(
+            **found
+            | {
+                "argv": tuple(found["argv"]),
+                "pty": bool(found["pty"]),
+                "stdin": None if stdin is None else InputReport(**_known(InputReport, stdin)),
+            }
+        )
 
     @classmethod
     def damaged(cls, process_id: str) -> ProcessRecord:

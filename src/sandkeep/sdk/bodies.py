@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
-from sandkeep.checks import byte_length, duration, expect, milliseconds, refuse
+from sandkeep.checks import byte_length, check_metadata, duration, expect, milliseconds, refuse
 from sandkeep.errors import InvalidRequest
 from sandkeep.policy import NetworkPolicy
 from sandkeep.policy_json import authored
@@ -176,6 +176,7 @@ def process(
     stdin: bool,
     stderr: Literal["stdout"] | int | None = None,
     grace: Duration | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the body that starts a process."""
     _check_args(args)
@@ -197,6 +198,9 @@ def process(
         if stderr not in ("stdout", _STDOUT):
             refuse("stderr", 'must be "stdout" or subprocess.STDOUT')
         body["stderr"] = "stdout"
+    if metadata:
+        check_metadata(metadata)
+        body["metadata"] = dict(metadata)
     return body
 
 
@@ -209,6 +213,8 @@ def terminal(
     columns: int,
     rows: int,
     kill_after: Duration | None,
+    detachable: bool = False,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the message that starts a program on a terminal; mistakes are found here, before it is sent."""
     _check_args(args)
@@ -226,9 +232,13 @@ def terminal(
     check_env(variables, removal=True)
     unset = [name for name, value in variables.items() if value is None]
     check_size(columns, rows)
+    expect("detachable", detachable, bool, "True or False")
+    if metadata:
+        check_metadata(metadata)
     return {
         "type": "start",
         "readsErrors": True,
+        "readsAttached": True,
         "command": command,
         "args": list(args),
         "env": [f"{name}={value}" for name, value in variables.items() if value is not None],
@@ -237,7 +247,28 @@ def terminal(
         "cols": columns,
         "rows": rows,
         "timeout": _kill_after(kill_after),
+        **({"detachable": True} if detachable else {}),
+        **({"metadata": dict(metadata)} if metadata else {}),
     }
+
+
+def attachment(
+    process: str, *, columns: int | None, rows: int | None, scrollback: int | None
+) -> dict[str, Any]:
+    """Return the message that attaches to a terminal."""
+    body: dict[str, Any] = {"type": "attach", "process": process}
+    if columns is not None or rows is not None:
+        for name, edge in (("columns", columns), ("rows", rows)):
+            expect(name, edge, int, "a number, as the other one is given")
+        assert columns is not None and rows is not None
+        check_size(columns, rows)
+        body |= {"cols": columns, "rows": rows}
+    if scrollback is not None:
+        expect("scrollback", scrollback, int, "a number of bytes")
+        if scrollback < 0:
+            refuse("scrollback", "must not be negative")
+        body["scrollback"] = scrollback
+    return body
 
 
 def _kill_after(limit: Duration | None) -> int | None:

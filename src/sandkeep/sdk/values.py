@@ -239,6 +239,10 @@ class ProcessInfo:
     """How it ended; ``None`` while it runs."""
     explanation: str | None
     """Why the status is failed, killed or lost, in words."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The keys and values it was started with."""
+    terminal: bool = False
+    """Whether it runs on a terminal."""
 
     @classmethod
     def of(cls, shown: CommandObject) -> ProcessInfo:
@@ -259,6 +263,8 @@ class ProcessInfo:
             duration=span(shown.duration_ms),
             reason=given(shown.end_reason),
             explanation=given(shown.reason),
+            metadata=given(shown.metadata) or {},
+            terminal=given(shown.terminal) or False,
         )
 
 

@@ -20,6 +20,7 @@ from sandkeep.store.rows import (
     Drive,
     Event,
     Process,
+    ProcessKind,
     ProcessStatus,
     Sandbox,
     Session,
@@ -169,7 +170,14 @@ def _command_fields(row: Process) -> dict[str, Any]:
         "started_at": row.started_ms,
         "exit_code": code,
         "status": row.status,
-        **known(duration_ms=row.duration_ms, reason=row.reason, end_reason=end_reason(row)),
+        **known(
+            duration_ms=row.duration_ms,
+            reason=row.reason,
+            end_reason=end_reason(row),
+            attach_stdin=row.stdin or None,
+            terminal=(row.kind is ProcessKind.INTERACTIVE) or None,
+            metadata=dict(row.metadata) or None,
+        ),
     }
 
 

@@ -2,9 +2,10 @@
 
 A caller that may run processes in a session can get a ticket: a token that opens one connection, once, soon.
 The connection needs no other credentials. Output is sent as binary frames, the exit as the last text frame;
-so is the reason if nothing can be started. When the client disconnects, the terminal is hung up; no client
-can attach to it again. While it is open the server extends the session's timeout, if the ticket asks for
-that.
+so is the reason if nothing can be started. When the client that started a program disconnects, the program is
+hung up, unless it is detachable. Any number of clients can attach to a terminal by its process: each gets the
+output, from the durable log, and each one's keystrokes go in. While a connection is open the server extends
+the session's timeout, if the ticket asks for that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sandkeep.engine.context import ACTOR
 from sandkeep.engine.engine import Engine
 from sandkeep.errors import (
     ExecutableNotFound,
+    InvalidRequest,
     NotFound,
     SandkeepError,
     StdinStalled,
@@ -36,8 +38,10 @@ from sandkeep.wire.terminal import (
     MAX_FRAME,
     NOT_EXECUTABLE,
     NOT_FOUND,
+    Attach,
     Resize,
     Start,
+    attached_message,
     exit_message,
     read_message,
 )
@@ -47,6 +51,8 @@ TICKET_SECONDS: Final = 300.0
 HANG_UP_SECONDS: Final = 5.0
 STALLED_SECONDS: Final = 30.0
 """How long keystrokes wait for a process that does not read."""
+LAST_KEYS_SECONDS: Final = 1.0
+"""How long the last keystrokes of a client that disconnects may take to arrive."""
 LITTLE_SECONDS: Final = 120
 EXTENSION_SECONDS: Final = 300
 LOOK_SECONDS: Final = 30.0
@@ -140,18 +146,49 @@ class Terminals:
             self._open.discard(task)
 
     async def _session(self, ticket: _Ticket, receive: Receive, send: Send) -> None:
-        start = await _read_start(receive)
-        if start is None:
+        first = await _read_first(receive)
+        if first is None:
             await send({"type": "websocket.close", "code": _REFUSED, "reason": "start must come first"})
             return
+        offset = 0
         try:
-            process = await self._engine.processes.start(
-                ticket.project, ticket.session, start.options(ticket.user), kind=ProcessKind.INTERACTIVE
-            )
+            if isinstance(first, Attach):
+                process, offset = await self._attach(ticket, first)
+            else:
+                process = await self._engine.processes.start(
+                    ticket.project, ticket.session, first.options(ticket.user), kind=ProcessKind.INTERACTIVE
+                )
         except SandkeepError as error:
-            await _not_started(error, send, printed=not start.reads_errors)
+            await _not_started(error, send, printed=isinstance(first, Start) and not first.reads_errors)
             return
-        showing = asyncio.create_task(self._show(process, send), name=f"show {process.id}")
+        try:
+            if isinstance(first, Attach) or first.reads_attached:
+                await send({"type": "websocket.send", "text": attached_message(process.id)})
+            await self._relay(ticket, process, offset, receive, send)
+        finally:
+            if isinstance(first, Start) and not first.detachable:
+                self._hang_up(process)
+
+    async def _attach(self, ticket: _Ticket, asked: Attach) -> tuple[Process, int]:
+        """Return a process that runs or ran on a terminal, and where in its output to begin."""
+        where = (ticket.project, ticket.session, asked.process)
+        process = self._engine.processes.get(*where)
+        if process.kind is not ProcessKind.INTERACTIVE:
+            raise InvalidRequest(f"process {process.id} has no terminal", field="process")
+        offset = 0
+        if asked.scrollback is not None:
+            offset = max(0, await self._engine.processes.output_length(*where) - asked.scrollback)
+        if asked.rows is not None and asked.cols is not None:
+            # The terminal of a process that has ended is closed.
+            with suppress(NotFound, InvalidRequest):
+                await self._engine.processes.resize(*where, rows=asked.rows, columns=asked.cols)
+        return process, offset
+
+    async def _relay(
+        self, ticket: _Ticket, process: Process, offset: int, receive: Receive, send: Send
+    ) -> None:
+        """Pass on output and keystrokes until the program ends or the client disconnects."""
+        showing = asyncio.create_task(self._show(process, offset, send), name=f"show {process.id}")
         hearing = asyncio.create_task(self._hear(process, receive), name=f"hear {process.id}")
         tasks = [showing, hearing]
         if ticket.extend:
@@ -166,7 +203,6 @@ class Terminals:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._hang_up(process)
 
     async def _extend(self, ticket: _Ticket) -> None:
         """Extend the session's time limit whenever little is left."""
@@ -185,13 +221,13 @@ class Terminals:
                     return  # the longest lifetime of a session is reached
             await asyncio.sleep(min(max(left - LITTLE_SECONDS, 1.0), LOOK_SECONDS))
 
-    async def _show(self, process: Process, send: Send) -> None:
+    async def _show(self, process: Process, offset: int, send: Send) -> None:
         where = (process.project, process.session, process.id)
-        async for item in self._engine.processes.output(*where):
+        async for item in self._engine.processes.output(*where, offset=offset):
             if isinstance(item, Chunk):
                 for start in range(0, len(item.data), MAX_FRAME):
-                    chunk = item.data[start : start + MAX_FRAME]
-                    await send({"type": "websocket.send", "bytes": chunk})
+                    piece = item.data[start : start + MAX_FRAME]
+                    await send({"type": "websocket.send", "bytes": piece})
         ended = await self._engine.processes.wait(*where)
         code = ended.exit_code if ended.exit_code is not None else 128 + signal.SIGKILL
         await send({"type": "websocket.send", "text": exit_message(code)})
@@ -220,10 +256,12 @@ class Terminals:
                 elif message.get("text"):
                     request = read_message(message["text"])
                     if isinstance(request, Resize):
-                        with suppress(NotFound):
+                        with suppress(NotFound, InvalidRequest):  # it has ended
                             await self._engine.processes.resize(
                                 *where, rows=request.rows, columns=request.cols
                             )
+            if typing is not None:
+                await asyncio.wait((typing,), timeout=LAST_KEYS_SECONDS)
         finally:
             if typing is not None:
                 typing.cancel()
@@ -260,12 +298,12 @@ class Terminals:
         await asyncio.gather(*self._open, *self._hang_ups, return_exceptions=True)
 
 
-async def _read_start(receive: Receive) -> Start | None:
+async def _read_first(receive: Receive) -> Start | Attach | None:
     message = await receive()
     if message["type"] != "websocket.receive" or not message.get("text"):
         return None
-    start = read_message(message["text"])
-    return start if isinstance(start, Start) else None
+    first = read_message(message["text"])
+    return None if isinstance(first, Resize) else first
 
 
 async def _not_started(error: SandkeepError, send: Send, *, printed: bool) -> None:

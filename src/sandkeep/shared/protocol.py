@@ -29,12 +29,14 @@ import json
 import struct
 from typing import Any, Final
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """The newest protocol that supervisors and clients of this version speak."""
 DIRECT: Final = 2
 """The first version that takes content from a socket."""
 LONG: Final = 3
 """The first version that takes requests longer than `SHORT_JSON`."""
+RECORDS_INPUT: Final = 4
+"""The first version whose records of processes have ``stdin`` and ``metadata``."""
 OLDEST: Final = 1
 """The oldest protocol that supervisors and clients of this version still speak."""
 

@@ -114,6 +114,12 @@ def independent_limits(db: Database) -> None:
         db.run(f"ALTER TABLE {table} ADD COLUMN asked_limits TEXT")
 
 
+def input_and_metadata_of_processes(db: Database) -> None:
+    """Add whether clients write the input of a process, and what they noted about it."""
+    db.run("ALTER TABLE processes ADD COLUMN stdin INTEGER NOT NULL DEFAULT 0")
+    db.run("ALTER TABLE processes ADD COLUMN metadata TEXT NOT NULL DEFAULT '{}'")
+
+
 STEPS: tuple[Step, ...] = (
     first_schema,
     secrets,
@@ -129,6 +135,7 @@ STEPS: tuple[Step, ...] = (
     exact_resources,
     lifetimes_of_sandboxes,
     independent_limits,
+    input_and_metadata_of_processes,
 )
 
 

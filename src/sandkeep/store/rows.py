@@ -266,6 +266,9 @@ class Process:
     duration_ms: int | None = None
     reason: str | None = None
     """Why it failed, was killed or was lost."""
+    stdin: bool = field(default=False, metadata=BOOL.column)
+    """Its standard input is a pipe that clients write to."""
+    metadata: Mapping[str, str] = field(default_factory=dict, metadata=JSON.column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

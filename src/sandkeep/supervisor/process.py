@@ -38,6 +38,10 @@ class Process:
         self.cwd: str = request["cwd"]
         self.user: str = request["user"]
         self.pty = bool(request["pty"])
+        self.piped = request["stdin"] == "pipe" and not self.pty
+        """Whether clients write its standard input."""
+        self.metadata: dict[str, str] = request.pop("metadata")
+        """Taken out of the request: init does not get it."""
         self.status = RUNNING
         self.exit_code: int | None = None
         self.signal: int | None = None
@@ -53,6 +57,7 @@ class Process:
         self.outputs: dict[int, int] = {}
         """Open read ends: stream by descriptor."""
         self.stdin: Stdin | None = None
+        self._received = 0
         self.terminal = -1
         self.oom_before: int | None = None
         self.unsaved = False
@@ -85,7 +90,17 @@ class Process:
             "cpu_ms": self.cpu_ms,
             "output_bytes": self.log.offset,
             "dropped_bytes": self.log.dropped,
+            "stdin": self._input(),
+            "metadata": self.metadata,
         }
+
+    def _input(self) -> dict[str, Any] | None:
+        """Return how much input clients have sent, and whether more can follow; ``None`` without a pipe."""
+        if not self.piped:
+            return None
+        if self.stdin is None:
+            return {"received": self._received, "open": False}
+        return {"received": self.stdin.accepted, "open": self.status == RUNNING and self.stdin.open}
 
     def shown(self) -> dict[str, Any]:
         """Return the record for a response: where arguments are long, the file alone has all of them."""
@@ -198,13 +213,18 @@ class Process:
         self.finished_ms = clock.wall_ms()
         self._lasted = clock.steady_ms() - self._began
         self.save()
-        if self.stdin is not None:
-            self.stdin.fail("the process has ended")
-            self.stdin = None
+        self.end_input("the process has ended")
         waiting = [answer for _, answer in self.output_waiters] + self.exit_waiters
         self.output_waiters, self.exit_waiters = [], []
         for answer in waiting:
             answer()
+
+    def end_input(self, why: str) -> None:
+        """Close the input; ``why`` is for clients whose data it never takes."""
+        if self.stdin is not None:
+            self.stdin.fail(why)
+            self._received = self.stdin.accepted
+            self.stdin = None
 
     def resize(self, rows: int, columns: int) -> None:
         if self.terminal < 0:
@@ -227,9 +247,10 @@ class Stdin:
         self, data: bytes, offset: int | None, close: bool, answer: Callable[[SandkeepError | None], None]
     ) -> None:
         """Queue data; call ``answer`` once the pipe has taken it, or with the reason why it never will."""
-        if self.fd < 0 or self._closing:
-            raise StdinUnavailable("standard input is closed")
         start = self.accepted if offset is None else offset
+        repeated = offset is not None and bool(data) and offset + len(data) <= self.accepted
+        if not self.open and not (repeated and self._closing):
+            raise StdinUnavailable("standard input is closed")
         if start > self.accepted:
             raise InvalidRequest(
                 f"offset {start} is beyond the {self.accepted} bytes received", field="offset"
@@ -237,8 +258,13 @@ class Stdin:
         fresh = data[self.accepted - start :]
         self.accepted += len(fresh)
         self._pending.append((memoryview(fresh), answer))
-        self._closing = close
+        self._closing = self._closing or close
         self.flush()
+
+    @property
+    def open(self) -> bool:
+        """Whether more input can follow."""
+        return self.fd >= 0 and not self._closing
 
     def wants_write(self) -> bool:
         return self.fd >= 0 and bool(self._pending)
@@ -265,6 +291,7 @@ class Stdin:
 
     def fail(self, why: str) -> None:
         self._close()
+        self._closing = False  # what was not written yet is lost, so that a repeated chunk is refused
         pending, self._pending = self._pending, deque()
         for _, answer in pending:
             answer(StdinUnavailable(why))

@@ -211,8 +211,7 @@ class Processes:
         """Remove a process that never ran; it has no output to keep."""
         for fd in process.outputs:
             os.close(fd)
-        if process.stdin is not None:
-            process.stdin.fail("the process never started")
+        process.end_input("the process never started")
         process.log.close()
         os.rmdir(process.directory)
 
@@ -254,9 +253,7 @@ class Processes:
         del process.outputs[fd]
         if fd == process.terminal:
             process.terminal = -1
-            if process.stdin is not None:
-                process.stdin.fail("the terminal is closed")
-                process.stdin = None
+            process.end_input("the terminal is closed")
         os.close(fd)
         if not process.outputs and process.status != RUNNING:
             process.log.close()

@@ -53,6 +53,7 @@ class Requests:
             "rlimits": _limits(body.get("rlimits") or {}),
             "kill_after_ms": body.get("kill_after_ms"),
             "grace_ms": body.get("grace_ms"),
+            "metadata": body.get("metadata") or {},
             "cap": int(body.get("log_cap_bytes") or self._spec["log_cap_bytes"]),
         }
 

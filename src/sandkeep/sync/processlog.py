@@ -18,6 +18,7 @@ from sandkeep.sdk.values import OutputChunk, OutputGap
 from sandkeep.states import OutputStream
 from sandkeep.wire import frames
 from sandkeep.wire.responses import StdinWritten
+from sandkeep.wire.v1 import StdinShown
 
 
 def items_of(response: Response) -> Generator[OutputItem, None, None]:
@@ -106,11 +107,22 @@ def refuse_gap(item: OutputChunk | OutputGap, process: str) -> None:
         )
 
 
+def received_by(transport: Transport, session: str, process: str) -> int:
+    """Return how many bytes of input have arrived at a process."""
+    path = f"/v1/sessions/{session}/processes/{process}/stdin"
+    return decode(StdinShown, transport.request("GET", path)).bytes_written
+
+
 def write_to(
-    transport: Transport, path: str, data: bytes, offset: int, close: bool, seconds: float | None = None
+    transport: Transport,
+    path: str,
+    data: bytes,
+    offset: int | None,
+    close: bool,
+    seconds: float | None = None,
 ) -> int:
-    """Send input to a process; return how many bytes it has read in total."""
-    body: dict[str, object] = {"offset": offset}
+    """Send input to a process; return how many bytes have arrived in total."""
+    body: dict[str, object] = {} if offset is None else {"offset": offset}
     if data:
         body["data"] = b64encode(data).decode("ascii")
     if close:

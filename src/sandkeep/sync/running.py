@@ -58,6 +58,7 @@ class Runner:
         stdout: OutputTarget | None = None,
         stderr: OutputTarget | None = None,
         max_output: int | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> CompletedProcess:
         """Run a program and wait until it ends, like ``subprocess.run``.
 
@@ -77,7 +78,8 @@ class Runner:
                 unchanged. stderr: the same for standard error. ``"stdout"`` or ``subprocess.STDOUT``: the
                 same pipe as standard output, so the order of both is kept; a file of that name is
                 ``"./stdout"``. max_output: most bytes to capture of each stream: the first half of so many
-                and the last. The result says how many were left out, and the durable log has them.
+                and the last. The result says how many were left out, and the durable log has them. metadata:
+                keys and values that its record keeps, for :attr:`Process.metadata`.
 
         Returns:
             Its exit code and captured output.
@@ -105,6 +107,7 @@ class Runner:
             stdin=input is not None,
             stderr="stdout" if outlets.merged else None,
             grace=grace,
+            metadata=metadata,
         )
         within = None if timeout is None else bodies.time_limit(timeout)
         if input is not None:
@@ -160,7 +163,7 @@ class Runner:
         for item in live:
             if isinstance(item, OutputRecord):
                 shown = decode(CommandShown, item.data).command
-                return Process(self._transport, shown, stdin="attachStdin" in body), live
+                return Process(self._transport, shown, started=True), live
         raise StreamClosed("the server did not report which process it started")
 
     def create_process(
@@ -175,6 +178,7 @@ class Runner:
         stderr: Literal["stdout"] | int | None = None,
         kill_after: Duration | None = None,
         grace: Duration | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Process:
         """Start a program and return immediately, like ``subprocess.Popen``.
 
@@ -186,6 +190,7 @@ class Runner:
                 stderr: ``"stdout"`` or ``subprocess.STDOUT`` puts standard error into the pipe of standard
                 output, so the order of both is kept. kill_after: time after which the server kills it and all
                 its descendants. grace: at that time they get ``SIGTERM``, and ``SIGKILL`` only so much later.
+                metadata: keys and values that its record keeps, for :attr:`Process.metadata`.
 
         Returns:
             A handle. The process does not depend on it or on this client.
@@ -207,6 +212,7 @@ class Runner:
             stdin=stdin,
             stderr=stderr,
             grace=grace,
+            metadata=metadata,
         )
         if grace is not None and kill_after is None:
             refuse("grace", "is part of kill_after, which is not given; terminate() has its own")
@@ -219,9 +225,7 @@ class Runner:
         def send(session: str) -> Process:
             path = f"/v2/sandboxes/sessions/{session}/cmd"
             response = self._transport.request("POST", path, json=body, key=key, within=within)
-            return Process(
-                self._transport, decode(CommandShown, response).command, stdin="attachStdin" in body
-            )
+            return Process(self._transport, decode(CommandShown, response).command, started=True)
 
         return self._recovery.run(send), None
 
@@ -236,6 +240,8 @@ class Runner:
         rows: int = 24,
         kill_after: Duration | None = None,
         extend_timeout: bool = True,
+        detachable: bool = False,
+        metadata: Mapping[str, str] | None = None,
     ) -> Terminal:
         """Run a program on a terminal.
 
@@ -245,10 +251,12 @@ class Runner:
                 sandbox; ``None`` removes one, and ``TERM`` is set by default. columns: width of the
                 terminal. rows: its height. kill_after: time after which the server kills it and all its
                 descendants. extend_timeout: let the server extend the session's time limit while the terminal
-                is open, up to the longest lifetime of a session.
+                is open, up to the longest lifetime of a session. detachable: let the program go on when the
+                connection ends, however it ends; :meth:`Sandbox.attach_terminal` attaches to it. Otherwise it
+                is hung up then. metadata: keys and values that its record keeps.
 
         Returns:
-            The terminal: close it yourself, or use ``with``, which hangs up on exit.
+            The terminal: close it yourself, or use ``with``, which closes it on exit.
 
         Raises:
             InvalidRequest: an argument is invalid; ``field`` names it.
@@ -256,7 +264,15 @@ class Runner:
                 ``read``.
         """
         message = bodies.terminal(
-            command, args, cwd=cwd, env=env, columns=columns, rows=rows, kill_after=kill_after
+            command,
+            args,
+            cwd=cwd,
+            env=env,
+            columns=columns,
+            rows=rows,
+            kill_after=kill_after,
+            detachable=detachable,
+            metadata=metadata,
         )
 
         def start() -> Terminal:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Callable
+from collections.abc import Generator, Callable, Mapping
 from contextlib import closing
 from datetime import timedelta
 from types import TracebackType
@@ -29,6 +29,7 @@ from sandkeep.sync.paging import Listing
 from sandkeep.sync.process import Process
 from sandkeep.sync.recovery import Recovery
 from sandkeep.sync.running import Runner, SandboxUser
+from sandkeep.sync.terminal import SCROLLBACK, Terminal
 from sandkeep.sync.transport import Transport, decode, new_key, segment
 from sandkeep.sdk._compat_sync import OwnWith, shielded
 from sandkeep.sdk.events import Event
@@ -143,12 +144,58 @@ class Sandbox(SandboxState, Runner, OwnWith):
             sandbox=self.name,
         )
 
-    def processes(self, *, session_id: str | None = None) -> list[Process]:
-        """Return the processes of the current or another session, newest first. Never starts a session."""
+    def processes(
+        self, *, session_id: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> list[Process]:
+        """Return the processes of the current or another session, newest first. Never starts a session.
+
+        Args:
+            session_id: the session, if not the current one.
+            metadata: return only processes that have all of these keys and values.
+        """
         session = self._recovery.session if session_id is None else segment(session_id, "session_id")
         path = f"/v2/sandboxes/sessions/{session}/cmd"
         shown = decode(CommandList, self._transport.request("GET", path))
-        return [Process(self._transport, command, stdin=False) for command in shown.commands]
+        wanted = dict(metadata or {}).items()
+        found = [Process(self._transport, command) for command in shown.commands]
+        return [process for process in found if wanted <= process.metadata.items()]
+
+    def attach_terminal(
+        self,
+        process_id: str,
+        *,
+        columns: int | None = None,
+        rows: int | None = None,
+        scrollback: int | None = SCROLLBACK,
+        extend_timeout: bool = True,
+    ) -> Terminal:
+        """Attach to a program on a terminal, opened by any client. Never starts a session.
+
+        Any number of clients can be attached: each gets the output, and what each one writes goes in.
+
+        Args:
+            process_id: the terminal's ``process_id``.
+            columns: width that the terminal gets; with ``rows``. By default its size does not change.
+            rows: its height. scrollback: most bytes of earlier output to read first; ``None`` for all of
+                it. extend_timeout: as of :meth:`open_interactive`.
+
+        Returns:
+            The terminal. Closing it does not affect the program.
+
+        Raises:
+            NotFound: no session of this sandbox has such a process.
+            InvalidRequest: the process has no terminal.
+            SessionStopped: its session has ended; :meth:`Process.output` has what it printed.
+        """
+        message = bodies.attachment(process_id, columns=columns, rows=rows, scrollback=scrollback)
+
+        def start() -> Terminal:
+            found = self.get_process(process_id)
+            terminal = Terminal(self._transport)
+            terminal._open(found.session_id, message, user=None, extend=extend_timeout)
+            return terminal
+
+        return start()
 
     def as_user(self, name: str) -> SandboxUser:
         """Act as an account of the sandbox. The account is first checked when it is used."""
@@ -580,7 +627,7 @@ def get_process(transport: Transport, session: str, process: str) -> Process:
     below = segment(process, "process_id")
     path = f"/v2/sandboxes/sessions/{segment(session, 'session_id')}/cmd/{below}"
     shown = decode(CommandShown, transport.request("GET", path))
-    return Process(transport, shown.command, stdin=False)
+    return Process(transport, shown.command)
 
 
 def start_fork(

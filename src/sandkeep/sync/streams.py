@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Callable
 
-from sandkeep.checks import expect
-from sandkeep.errors import NotFound, RequestTimeout, StdinStalled, StdinUnavailable
+from sandkeep.checks import expect, refuse
+from sandkeep.errors import Conflict, NotFound, RequestTimeout, StdinStalled, StdinUnavailable
 from sandkeep.sync.linereader import ByteLines, TextLines
 
 CHUNK_BYTES = 512 << 10
@@ -79,27 +79,83 @@ class TextReader(TextLines):
 
 
 class StdinWriter:
-    """The standard input of a process. Writing waits until the bytes are in the process's pipe."""
+    """The standard input of a process. Writing waits until the bytes are in the process's pipe.
 
-    def __init__(self, send: Callable[[bytes, int, bool, float | None], int]) -> None:
+    The input is one stream of bytes, and every write has an offset in it. One client writes at a time: what
+    another client has written at the same offset counts as written.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[bytes, int | None, bool, float | None], int],
+        received: Callable[[], int],
+        *,
+        offset: int | None = 0,
+    ) -> None:
         self._send = send
-        self._written = 0
+        self._received = received
+        self._written = offset
         self._closed = False
 
-    def write(self, data: bytes | str) -> None:
+    @property
+    def offset(self) -> int | None:
+        """Where the next write goes; ``None`` for a process found again, until :meth:`tell` or a write."""
+        return self._written
+
+    def tell(self) -> int:
+        """Ask the server how many bytes have arrived in total; the next write goes there.
+
+        A client that was interrupted continues with the input after so many bytes.
+
+        Raises:
+            StdinUnavailable: the process was started without ``stdin=True``.
+            NotFound: its record is gone.
+            HostCannot: an earlier version started its session.
+        """
+        self._written = self._received()
+        return self._written
+
+    def write(self, data: bytes | str, *, offset: int | None = None) -> None:
         """Write input; text is sent as UTF-8.
 
         Each chunk states its offset, so a chunk that is sent again after a failure is not read twice.
 
+        Args:
+            data: the input.
+            offset: where it begins in the stream of all input. Bytes that have arrived already are skipped.
+                By default it continues what this handle has written, or for a process found again
+                what has arrived.
+
         Raises:
             StdinUnavailable: the process has closed its input or no longer reads it.
             StdinStalled: it has read nothing for a while; ``bytes_written`` says how much arrived in total.
-            NotFound: it has ended.
+            Conflict: fewer bytes than ``offset`` have arrived; or another client has written as well.
+            NotFound: the process has ended.
         """
         view = input_bytes(data)
-        while view:
-            taken = self._send_chunk(bytes(view[:CHUNK_BYTES]), close=False)
-            view = view[taken:]
+        if offset is not None:
+            expect("offset", offset, int, "a number of bytes")
+            if offset < 0:
+                refuse("offset", "must not be negative")
+            self._written = offset
+        start = self._position()
+        end = start + len(view)
+        try:
+            while view:
+                taken = self._send_chunk(bytes(view[:CHUNK_BYTES]), close=False)
+                view = view[taken:]
+        except Conflict:
+            self._written = None  # the next write asks
+            raise
+        if offset is None and self._position() > end:
+            raise Conflict(
+                f"another client has written to this input: {self._written} bytes arrived, not {end}",
+                offset=start,
+                bytes_written=self._written,
+            )
+
+    def _position(self) -> int:
+        return self.tell() if self._written is None else self._written
 
     def _all(self, data: bytes | str, until: float | None) -> None:
         """Write all input and close it, however long the process takes to read it.
@@ -109,12 +165,12 @@ class StdinWriter:
         """
         view = input_bytes(data)
         while view:
-            before = self._written
+            before = self._position()
             try:
                 self._send_chunk(bytes(view[:CHUNK_BYTES]), close=False, until=until)
             except StdinStalled:
                 pass  # it may read later
-            view = view[self._written - before :]
+            view = view[self._position() - before :]
         self.close()
 
     def close(self) -> None:
@@ -122,25 +178,28 @@ class StdinWriter:
         if not self._closed:
             self._closed = True
             try:
-                self._send_chunk(b"", close=True)
+                if self._written is None:
+                    self._send(b"", None, True, None)
+                else:
+                    self._send_chunk(b"", close=True)
             except (NotFound, StdinUnavailable):
                 pass
 
     def _send_chunk(self, data: bytes, *, close: bool, until: float | None = None) -> int:
         """Send a chunk; return how many bytes arrived, which is all of them."""
         stalls = 0
-        start = self._written
+        start = written = self._position()
         while True:
             try:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise RequestTimeout("the process did not read its input in time")
-                self._written = self._send(data[self._written - start :], self._written, close, left)
+                self._written = self._send(data[written - start :], written, close, left)
                 return self._written - start
             except StdinStalled as error:
-                arrived = int(error.details.get("bytes_written", self._written))
-                stalls = stalls + 1 if arrived <= self._written else 0
-                self._written = max(self._written, arrived)
+                arrived = int(error.details.get("bytes_written", written))
+                stalls = stalls + 1 if arrived <= written else 0
+                self._written = written = max(written, arrived)
                 if stalls >= STALLS:
                     raise
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from sandkeep.checks import byte_length, check_name, refuse, within
+from sandkeep.checks import byte_length, check_metadata, check_name, refuse, within
 from sandkeep.errors import InvalidRequest
 from sandkeep.spec import (
     DEFAULT_REGION,
@@ -219,6 +219,8 @@ class RunBody(Body, kw_only=True, frozen=True):
     attach_stdin: bool = False
     stderr: Literal["stdout"] | UnsetType = UNSET
     """Put standard error into the pipe of standard output; official clients omit it."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Keys and values that the record of the process keeps; official clients omit it."""
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -231,6 +233,7 @@ class RunBody(Body, kw_only=True, frozen=True):
             _refuse_size("args", f"must be at most {MAX_ARGUMENTS} bytes in total, not {total}")
         check_env(self.env, removal=True)
         check_path("cwd", self.cwd)
+        check_metadata(self.metadata)
 
     def options(self) -> ProcessOptions:
         """Return what to run."""

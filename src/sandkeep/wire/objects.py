@@ -188,6 +188,12 @@ class CommandObject(Object, kw_only=True, frozen=True):
     """Why a process is ``failed``, ``killed`` or ``lost``, in words."""
     end_reason: EndReason | UnsetType = UNSET
     """How it ended; absent while it runs. Official clients do not know it."""
+    attach_stdin: bool | UnsetType = UNSET
+    """Present if it was started with a standard input that clients write to."""
+    terminal: bool | UnsetType = UNSET
+    """Present if it runs on a terminal."""
+    metadata: dict[str, str] | UnsetType = UNSET
+    """The keys and values it was started with; absent if there are none."""
 
 
 class SnapshotObject(Object, kw_only=True, frozen=True):

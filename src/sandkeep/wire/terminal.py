@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, field
 
-from sandkeep.checks import refuse
+from sandkeep.checks import check_metadata, refuse
 from sandkeep.errors import SandkeepError, from_json
-from sandkeep.wire.base import MAX_SAFE, Body, decode, encode
+from sandkeep.wire.base import MAX_SAFE, Body, Count, decode, encode
 
 if TYPE_CHECKING:
     from sandkeep.process_options import ProcessOptions
@@ -40,6 +40,12 @@ class Start(Body, tag_field="type", tag="start", kw_only=True, frozen=True):
     """Milliseconds after which the program and all its descendants are killed."""
     reads_errors: bool = False
     """Whether the client reads the ``kind`` of an exit, as ours does; for others the error is printed."""
+    reads_attached: bool = False
+    """Whether the client reads an ``attached`` message; official clients do not expect one."""
+    detachable: bool = False
+    """The program goes on when the connection ends; otherwise it is hung up."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Keys and values that the record of the process keeps."""
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -48,6 +54,7 @@ class Start(Body, tag_field="type", tag="start", kw_only=True, frozen=True):
         for name, values in texts.items():
             if any("\0" in value for value in values):
                 refuse(name, "must not contain a NUL character")
+        check_metadata(self.metadata)
 
     def environment(self) -> dict[str, str | None]:
         """Return the variables by name, removed ones as ``None``; entries without ``=`` are ignored."""
@@ -67,12 +74,30 @@ class Start(Body, tag_field="type", tag="start", kw_only=True, frozen=True):
             user=user,
             pty=(self.rows, self.cols),
             kill_after_ms=self.timeout,
+            metadata=self.metadata,
         )
+
+
+class Attach(Body, tag_field="type", tag="attach", kw_only=True, frozen=True):
+    """The first message of a client of ours that attaches to a terminal."""
+
+    process: str
+    cols: Size | None = None
+    rows: Size | None = None
+    """The terminal gets this size if both are given."""
+    scrollback: Count | None = None
+    """Most bytes of earlier output to send; all if it is absent."""
 
 
 class Resize(Body, tag_field="type", tag="resize", kw_only=True, frozen=True):
     cols: Size
     rows: Size
+
+
+class Attached(msgspec.Struct, tag_field="type", tag="attached", kw_only=True, frozen=True):
+    """The first text frame to clients that read it: the process whose output follows."""
+
+    process: str
 
 
 class Exit(msgspec.Struct, tag_field="type", tag="exit", kw_only=True, frozen=True, omit_defaults=True):
@@ -82,10 +107,15 @@ class Exit(msgspec.Struct, tag_field="type", tag="exit", kw_only=True, frozen=Tr
     message: str = ""
 
 
-def read_message(text: str | bytes) -> Start | Resize:
+def read_message(text: str | bytes) -> Start | Attach | Resize:
     """Decode a text frame from the client."""
     data = text.encode() if isinstance(text, str) else text
-    return decode(Start | Resize, data)  # type: ignore[arg-type]
+    found: Start | Attach | Resize = decode(Start | Attach | Resize, data)  # type: ignore[arg-type]
+    return found
+
+
+def attached_message(process: str) -> str:
+    return encode(Attached(process=process)).decode()
 
 
 def exit_message(code: int, error: SandkeepError | None = None) -> str:
@@ -94,9 +124,11 @@ def exit_message(code: int, error: SandkeepError | None = None) -> str:
     return encode(ended).decode()
 
 
-def read_exit(text: str) -> tuple[int, SandkeepError | None]:
-    """Return the message about the exit, or about why the program was not started."""
-    ended = msgspec.json.decode(text, type=Exit)
+def read_news(text: str) -> Attached | tuple[int, SandkeepError | None]:
+    """Return a text frame to the client: its process; or the exit, with the error if nothing was started."""
+    ended = msgspec.json.decode(text, type=Attached | Exit)
+    if isinstance(ended, Attached):
+        return ended
     if not ended.kind:
         return ended.code, None
     return ended.code, from_json({"code": ended.kind, "message": ended.message})

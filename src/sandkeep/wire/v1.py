@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType, field
 
+from sandkeep.checks import check_metadata, refuse
 from sandkeep.states import FileKind, OutputStream, SortOrder
 from sandkeep.wire.base import MAX_SAFE, Body, Count, Object
 from sandkeep.wire.objects import CommandObject, Pagination
@@ -270,10 +271,30 @@ class OutputQuery(Body, kw_only=True, frozen=True):
     follow: bool = True
 
 
+class StdinShown(Object, kw_only=True, frozen=True):
+    bytes_written: int
+    """Bytes that have arrived in total, whether or not the process has read them."""
+    open: bool
+    """Whether more can be written."""
+
+
+class ListProcessesQuery(Body, kw_only=True, frozen=True):
+    metadata: str = ""
+    """Only processes with this key and value: ``KEY:VALUE``."""
+
+    def __post_init__(self) -> None:
+        if self.metadata and ":" not in self.metadata:
+            refuse("metadata", "must be KEY:VALUE")
+
+
 class ObserveBody(Body, kw_only=True, frozen=True):
     command: Text
     args: list[str] = field(default_factory=list)
     cwd: Text = "/"
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_metadata(self.metadata)
 
 
 class AppendQuery(Body, kw_only=True, frozen=True):

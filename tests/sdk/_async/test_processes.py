@@ -14,6 +14,7 @@ import pytest
 import sandkeep
 from sandkeep import sync
 from sandkeep.errors import (
+    Conflict,
     ExecutableNotFound,
     ExecutableRefused,
     HostCannot,
@@ -352,6 +353,81 @@ async def test_streams_are_read_while_it_runs() -> None:
             assert await process.wait() == 0
 
 
+async def test_the_input_of_a_process_found_again_is_written_and_closed() -> None:
+    async with sandkeep.create_sandbox() as box:
+        process = await box.create_process("cat", stdin=True)
+        assert process.stdin is not None and process.stdin.offset == 0
+        await process.stdin.write("one ")
+        async with sandkeep.Client() as other:
+            found = await (await other.get_sandbox(box.name)).get_process(process.id)
+            [listed] = await box.processes()
+            assert found.stdin is not None and listed.stdin is not None and found.stdin.offset is None
+            await found.stdin.write("two ")
+            assert [await writer.tell() for writer in (found.stdin, listed.stdin)] == [8, 8]
+            await found.stdin.write("one two three", offset=0)
+            await found.stdin.write("two", offset=4)
+            assert found.stdin.offset == 13
+            with pytest.raises(Conflict):
+                await found.stdin.write("gap", offset=20)
+            with pytest.raises(InvalidRequest) as refused:
+                await found.stdin.write("x", offset=-1)
+            assert refused.value.field == "offset"
+            await found.stdin.write("!")
+            with pytest.raises(Conflict) as taken:
+                await process.stdin.write("behind")
+            assert (taken.value.offset, taken.value.bytes_written) == (4, 14)
+            await listed.stdin.aclose()
+            with pytest.raises((StdinUnavailable, NotFound)):
+                await found.stdin.write("more")
+        assert await process.stdout.read() == b"one two three!"
+        assert await process.wait() == 0
+        assert await listed.stdin.tell() == 14
+        with pytest.raises(NotFound):
+            await listed.stdin.write("ended")
+
+
+async def test_a_process_found_again_without_a_pipe_has_no_input() -> None:
+    async with sandkeep.create_sandbox() as box:
+        process = await box.create_process("sleep", ["60"])
+        found = await box.get_process(process.id)
+        assert found.stdin is None
+        with pytest.raises(StdinUnavailable):
+            await found.communicate(b"input")
+        fed = await box.create_process("cat", stdin=True)
+        again = await box.get_process(fed.id)
+        assert await again.communicate(b"all") == (b"all", b"")
+
+
+async def test_metadata_of_processes_is_kept_shown_and_searched() -> None:
+    async with sandkeep.create_sandbox() as box:
+        metadata = {"step": "3", "note": "größer: ☃\n"}
+        first = await box.create_process("sleep", ["60"], metadata=metadata)
+        done = await box.run_process("true", metadata={"step": "3"})
+        plain = await box.create_process("true")
+        assert first.metadata == metadata and plain.metadata == {}
+        assert (await box.get_process(first.id)).metadata == metadata
+        assert (await first.refresh()).metadata == metadata
+        found = [process.id for process in await box.processes(metadata={"step": "3"})]
+        assert found == [done.process_id, first.id]
+        assert [each.id for each in await box.processes(metadata=metadata)] == [first.id]
+        assert await box.processes(metadata={"step": "4"}) == []
+        with pytest.raises(ExecutableNotFound) as missing:
+            await box.create_process("nothing-like-this", metadata={"a": "b"})
+        assert (await box.get_process(missing.value.process)).metadata == {"a": "b"}
+        wrong: list[tuple[Any, str]] = [
+            ({"a": 1}, 'metadata["a"]'),
+            ({"": "x"}, 'metadata[""]'),
+            ({"a:b": "x"}, 'metadata["a:b"]'),
+            ({"a": "\0"}, 'metadata["a"]'),
+            ({"a": "x" * 4096}, "metadata"),
+            ({str(number): "" for number in range(33)}, "metadata"),
+        ]
+        for value, field in wrong:
+            with pytest.raises(InvalidRequest) as refused:
+                await box.create_process("true", metadata=value)
+            assert refused.value.field == field
+
+
 async def test_streams_end_although_a_child_holds_them() -> None:
     async with sandkeep.create_sandbox() as box:
         process = await box.create_process("sh", ["-c", "sleep 60 & echo done"])
@@ -523,6 +599,51 @@ async def test_a_terminal_that_cannot_start_its_program_says_so() -> None:
         async with box.open_interactive("/etc/passwd") as terminal:
             with pytest.raises(ExecutableRefused):
                 await terminal.read()
+
+
+async def test_a_terminal_is_left_and_attached_to_again_by_several_clients() -> None:
+    async with sandkeep.create_sandbox() as box:
+        async with box.open_interactive("cat", detachable=True, metadata={"a": "b"}) as terminal:
+            process_id = terminal.process_id
+            assert process_id is not None
+            await terminal.write("early\n")
+            await until_read(terminal, b"early\r\nearly")
+        process = await box.get_process(process_id)
+        assert await process.poll() is None and process.terminal and process.metadata == {"a": "b"}
+        async with box.attach_terminal(process_id) as one, box.attach_terminal(process_id) as two:
+            await until_read(one, b"early\r\nearly")
+            await two.write("late\n")
+            await until_read(one, b"late\r\nlate")
+            await until_read(two, b"late\r\nlate")
+        async with box.attach_terminal(process_id, scrollback=0, columns=70, rows=20) as three:
+            await three.write("\x04")
+            assert b"early" not in b"".join([data async for data in three])
+            assert three.returncode == 0
+        async with box.attach_terminal(process_id, scrollback=None) as ended:
+            await until_read(ended, b"early")
+            assert await ended.wait() == 0
+        refused: list[dict[str, Any]] = [{"columns": 80}, {"scrollback": -1}, {"columns": 0, "rows": 1}]
+        for wrong in refused:
+            with pytest.raises(InvalidRequest):
+                box.attach_terminal(process_id, **wrong)
+        plain = await box.create_process("sleep", ["60"])
+        for unsuitable, kind in ((plain.id, InvalidRequest), ("cmd_none", NotFound)):
+            with pytest.raises(kind):
+                async with box.attach_terminal(unsuitable):
+                    pass
+        await box.stop()
+        with pytest.raises(SessionStopped):
+            async with box.attach_terminal(process_id):
+                pass
+        assert box.status is sandkeep.SessionStatus.STOPPED, "attaching resumes nothing"
+
+
+async def until_read(terminal: sandkeep.Terminal, wanted: bytes) -> None:
+    seen = b""
+    while wanted not in seen:
+        data = await terminal.read()
+        assert data, seen
+        seen += data
 
 
 async def test_a_terminal_echoes_resizes_and_ends() -> None:

@@ -161,7 +161,7 @@ async def test_a_log_that_keeps_breaking_off_is_an_error_in_the_end() -> None:
 
     with Scripted(*[json_answer({})] * 20) as server:
         transport = Transport(resolve(server.url, None, None, None), timeout=ENOUGH)
-        process = Process(transport, decode(CommandObject, encode(shown)), stdin=False)
+        process = Process(transport, decode(CommandObject, encode(shown)))
         with pytest.raises(StreamClosed):
             await process.stdout.read()
         await transport.aclose()

@@ -15,6 +15,7 @@ import pytest
 from sandkeep import sync as sandkeep
 from sandkeep import sync
 from sandkeep.errors import (
+    Conflict,
     ExecutableNotFound,
     ExecutableRefused,
     HostCannot,
@@ -351,6 +352,81 @@ def test_streams_are_read_while_it_runs() -> None:
             assert process.wait() == 0
 
 
+def test_the_input_of_a_process_found_again_is_written_and_closed() -> None:
+    with sandkeep.create_sandbox() as box:
+        process = box.create_process("cat", stdin=True)
+        assert process.stdin is not None and process.stdin.offset == 0
+        process.stdin.write("one ")
+        with sandkeep.Client() as other:
+            found = (other.get_sandbox(box.name)).get_process(process.id)
+            [listed] = box.processes()
+            assert found.stdin is not None and listed.stdin is not None and found.stdin.offset is None
+            found.stdin.write("two ")
+            assert [writer.tell() for writer in (found.stdin, listed.stdin)] == [8, 8]
+            found.stdin.write("one two three", offset=0)
+            found.stdin.write("two", offset=4)
+            assert found.stdin.offset == 13
+            with pytest.raises(Conflict):
+                found.stdin.write("gap", offset=20)
+            with pytest.raises(InvalidRequest) as refused:
+                found.stdin.write("x", offset=-1)
+            assert refused.value.field == "offset"
+            found.stdin.write("!")
+            with pytest.raises(Conflict) as taken:
+                process.stdin.write("behind")
+            assert (taken.value.offset, taken.value.bytes_written) == (4, 14)
+            listed.stdin.close()
+            with pytest.raises((StdinUnavailable, NotFound)):
+                found.stdin.write("more")
+        assert process.stdout.read() == b"one two three!"
+        assert process.wait() == 0
+        assert listed.stdin.tell() == 14
+        with pytest.raises(NotFound):
+            listed.stdin.write("ended")
+
+
+def test_a_process_found_again_without_a_pipe_has_no_input() -> None:
+    with sandkeep.create_sandbox() as box:
+        process = box.create_process("sleep", ["60"])
+        found = box.get_process(process.id)
+        assert found.stdin is None
+        with pytest.raises(StdinUnavailable):
+            found.communicate(b"input")
+        fed = box.create_process("cat", stdin=True)
+        again = box.get_process(fed.id)
+        assert again.communicate(b"all") == (b"all", b"")
+
+
+def test_metadata_of_processes_is_kept_shown_and_searched() -> None:
+    with sandkeep.create_sandbox() as box:
+        metadata = {"step": "3", "note": "größer: ☃\n"}
+        first = box.create_process("sleep", ["60"], metadata=metadata)
+        done = box.run_process("true", metadata={"step": "3"})
+        plain = box.create_process("true")
+        assert first.metadata == metadata and plain.metadata == {}
+        assert (box.get_process(first.id)).metadata == metadata
+        assert (first.refresh()).metadata == metadata
+        found = [process.id for process in box.processes(metadata={"step": "3"})]
+        assert found == [done.process_id, first.id]
+        assert [each.id for each in box.processes(metadata=metadata)] == [first.id]
+        assert box.processes(metadata={"step": "4"}) == []
+        with pytest.raises(ExecutableNotFound) as missing:
+            box.create_process("nothing-like-this", metadata={"a": "b"})
+        assert (box.get_process(missing.value.process)).metadata == {"a": "b"}
+        wrong: list[tuple[Any, str]] = [
+            ({"a": 1}, 'metadata["a"]'),
+            ({"": "x"}, 'metadata[""]'),
+            ({"a:b": "x"}, 'metadata["a:b"]'),
+            ({"a": "\0"}, 'metadata["a"]'),
+            ({"a": "x" * 4096}, "metadata"),
+            ({str(number): "" for number in range(33)}, "metadata"),
+        ]
+        for value, field in wrong:
+            with pytest.raises(InvalidRequest) as refused:
+                box.create_process("true", metadata=value)
+            assert refused.value.field == field
+
+
 def test_streams_end_although_a_child_holds_them() -> None:
     with sandkeep.create_sandbox() as box:
         process = box.create_process("sh", ["-c", "sleep 60 & echo done"])
@@ -522,6 +598,51 @@ def test_a_terminal_that_cannot_start_its_program_says_so() -> None:
         with box.open_interactive("/etc/passwd") as terminal:
             with pytest.raises(ExecutableRefused):
                 terminal.read()
+
+
+def test_a_terminal_is_left_and_attached_to_again_by_several_clients() -> None:
+    with sandkeep.create_sandbox() as box:
+        with box.open_interactive("cat", detachable=True, metadata={"a": "b"}) as terminal:
+            process_id = terminal.process_id
+            assert process_id is not None
+            terminal.write("early\n")
+            until_read(terminal, b"early\r\nearly")
+        process = box.get_process(process_id)
+        assert process.poll() is None and process.terminal and process.metadata == {"a": "b"}
+        with box.attach_terminal(process_id) as one, box.attach_terminal(process_id) as two:
+            until_read(one, b"early\r\nearly")
+            two.write("late\n")
+            until_read(one, b"late\r\nlate")
+            until_read(two, b"late\r\nlate")
+        with box.attach_terminal(process_id, scrollback=0, columns=70, rows=20) as three:
+            three.write("\x04")
+            assert b"early" not in b"".join([data for data in three])
+            assert three.returncode == 0
+        with box.attach_terminal(process_id, scrollback=None) as ended:
+            until_read(ended, b"early")
+            assert ended.wait() == 0
+        refused: list[dict[str, Any]] = [{"columns": 80}, {"scrollback": -1}, {"columns": 0, "rows": 1}]
+        for wrong in refused:
+            with pytest.raises(InvalidRequest):
+                box.attach_terminal(process_id, **wrong)
+        plain = box.create_process("sleep", ["60"])
+        for unsuitable, kind in ((plain.id, InvalidRequest), ("cmd_none", NotFound)):
+            with pytest.raises(kind):
+                with box.attach_terminal(unsuitable):
+                    pass
+        box.stop()
+        with pytest.raises(SessionStopped):
+            with box.attach_terminal(process_id):
+                pass
+        assert box.status is sandkeep.SessionStatus.STOPPED, "attaching resumes nothing"
+
+
+def until_read(terminal: sandkeep.Terminal, wanted: bytes) -> None:
+    seen = b""
+    while wanted not in seen:
+        data = terminal.read()
+        assert data, seen
+        seen += data
 
 
 def test_a_terminal_echoes_resizes_and_ends() -> None:

@@ -4,7 +4,7 @@
 ``create``      ``create``, ``fork`` and ``sh``: new sandboxes
 ``sandboxes``   ``ls``, ``stop`` and ``rm``
 ``config``      ``config``: the configuration of a sandbox
-``execute``     ``exec`` and ``connect``: commands and shells in existing sandboxes
+``execute``     ``exec``, ``connect`` and ``attach``: commands and shells in existing sandboxes
 ``processes``   ``ps``, ``logs`` and ``kill``
 ``files``       ``cp`` and ``cat``: copy files and directories to and from a sandbox
 ``sync``        ``sync``: makes a local directory and one of a sandbox alike

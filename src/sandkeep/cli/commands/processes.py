@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import shlex
 import signal as signals
+from collections.abc import Generator
 from contextlib import closing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,14 +15,15 @@ import click
 from sandkeep.cli import present
 from sandkeep.cli.app import App
 from sandkeep.cli.follow import show as show_output
-from sandkeep.cli.framework import argument, command, option, sandbox_argument
+from sandkeep.cli.framework import argument, command, each_once, option, sandbox_argument
+from sandkeep.cli.logparts import log_part
 from sandkeep.cli.output import ago, span
-from sandkeep.cli.values import DURATION, NumberType
+from sandkeep.cli.values import DURATION, MOMENT, TAG, NumberType
 from sandkeep.errors import NotFound
 from sandkeep.states import ProcessStatus
 
 if TYPE_CHECKING:
-    from sandkeep.sync import Process, Sandbox
+    from sandkeep.sync import OutputChunk, OutputGap, Process, Sandbox
 
 
 @command("ps", examples=[("also of earlier sessions", "sandkeep ps web --all")])
@@ -30,15 +32,26 @@ if TYPE_CHECKING:
     "-a", "--all", "everything", is_flag=True, help="List processes of all sessions, not only of the latest."
 )
 @option("--session", metavar="SESSION_ID", help="List processes of this session.")
-def ps(app: App, name: str, everything: bool, session: str | None) -> None:
+@option(
+    "--metadata",
+    multiple=True,
+    type=TAG,
+    callback=each_once,
+    help="List processes with this note in their record. Can be repeated.",
+)
+def ps(
+    app: App, name: str, everything: bool, session: str | None, metadata: tuple[tuple[str, str], ...]
+) -> None:
     """List the processes that sandkeep started in a sandbox, newest first, including ended ones."""
     if everything and session:
         raise click.UsageError("--all and --session cannot be given together")
-    found = _processes(app.sandbox(name), everything=everything, session=session)
+    found = _processes(app.sandbox(name), dict(metadata), everything=everything, session=session)
     if app.json:
         app.out.json([present.process(process) for process in found])
     elif found:
         app.out.table(("ID", "STATUS", "EXIT", "STARTED", "RAN", "COMMAND"), [_row(each) for each in found])
+    elif metadata:
+        app.note(f"no process of {name} has this metadata")
     else:
         app.note(
             f"no process was started in {name}"
@@ -47,10 +60,14 @@ def ps(app: App, name: str, everything: bool, session: str | None) -> None:
         )
 
 
-def _processes(box: Sandbox, *, everything: bool, session: str | None) -> list[Process]:
+def _processes(
+    box: Sandbox, metadata: dict[str, str], *, everything: bool, session: str | None
+) -> list[Process]:
     if not everything:
-        return box.processes(session_id=session)
-    return [process for each in box.sessions() for process in box.processes(session_id=each.id)]
+        return box.processes(session_id=session, metadata=metadata)
+    return [
+        process for each in box.sessions() for process in box.processes(session_id=each.id, metadata=metadata)
+    ]
 
 
 def _row(process: Process) -> tuple[str, ...]:
@@ -77,30 +94,44 @@ _PROCESS = argument(
     examples=[
         ("of the process started last", "sandkeep logs web"),
         ("as it is printed", "sandkeep logs -f web cmd_1234"),
+        ("its last lines, and what follows", "sandkeep logs --tail 20 -f web"),
+        ("what it printed in the last ten minutes", "sandkeep logs --since 10m web"),
     ],
 )
 @sandbox_argument()
 @_PROCESS
 @option("-f", "--follow", is_flag=True, help="Follow the output until the process ends.")
 @option("--since-offset", type=NumberType(0), default=0, metavar="BYTES", help="Skip this many bytes.")
-def logs(app: App, name: str, process: str | None, follow: bool, since_offset: int) -> None:
+@option("-n", "--tail", type=NumberType(0), metavar="LINES", help="Show only the last lines of the output.")
+@option("--since", type=MOMENT, help="Show what was printed since a time, or in the last 30s, 5m or 2h.")
+def logs(
+    app: App,
+    name: str,
+    process: str | None,
+    follow: bool,
+    since_offset: int,
+    tail: int | None,
+    since: datetime | None,
+) -> None:
     """Show the output of a process from its durable log, while it runs or long after.
 
-    With --json each chunk is a line: its offset and end (for --since-offset), time, stream and text.
+    Lines of standard output and standard error count in the order they were printed. With --json each chunk
+    is a line: its offset and end (for --since-offset), time, stream and text.
     """
     found = _process(app.sandbox(name), process)
+    items = log_part(found, offset=since_offset, tail=tail, since=since, follow=follow)
     if app.json:
-        _records(app, found, offset=since_offset, follow=follow)
+        _records(app, items)
     else:
-        show_output(found, offset=since_offset, live=follow)
+        show_output(items)
 
 
-def _records(app: App, process: Process, *, offset: int, follow: bool) -> None:
+def _records(app: App, chosen: Generator[OutputChunk | OutputGap]) -> None:
     from sandkeep.sync import OutputGap
 
     # A character can be split between two chunks of its stream.
     decoders: dict[str, Any] = {}
-    with closing(process.output(offset, follow=follow)) as items:
+    with closing(chosen) as items:
         for item in items:
             if isinstance(item, OutputGap):
                 app.out.record({"offset": item.offset, "end": item.end, item.reason: item.length})

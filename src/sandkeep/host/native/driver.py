@@ -19,6 +19,7 @@ from sandkeep.errors import (
     HostCannot,
     NotFound,
     SessionStopped,
+    StdinUnavailable,
     WrongState,
     from_json,
     path_error,
@@ -40,7 +41,7 @@ from sandkeep.host.native.messages import (
 )
 from sandkeep.host.native.mode import Mode, choose_mode
 from sandkeep.host.native.zygote_client import LAST_BREATH_SECONDS, ZygoteClient
-from sandkeep.host.reports import ENDED, CheckpointReport, ProcessRecord, SessionOrigin, Usage
+from sandkeep.host.reports import ENDED, CheckpointReport, InputReport, ProcessRecord, SessionOrigin, Usage
 from sandkeep.linux import cgroup, sockets
 from sandkeep.linux.overlay import Way
 from sandkeep.shared import protocol
@@ -394,8 +395,8 @@ class NativeDriver:
 
     async def start_process(self, ref: SessionRef, spec: ProcessSpec) -> NativeProcess:
         supervisor, body = self.control(ref), process_json(spec)
-        if await supervisor.check() < protocol.LONG:
-            check_for_earlier(ref.session, body)
+        if (spoken := await supervisor.check()) < protocol.PROTOCOL:
+            check_for_earlier(ref.session, spoken, body)
         answer, announced = await supervisor.start(**body)
         return NativeProcess(self, ref, ProcessRecord.from_json(answer["process"]), announced)
 
@@ -529,6 +530,14 @@ class NativeDriver:
         )
         accepted: int = answer["accepted"]
         return accepted
+
+    async def input(self, ref: SessionRef, process_id: str) -> InputReport:
+        if await self.control(ref).check() < protocol.RECORDS_INPUT:
+            raise too_early(ref.session, "telling how much input has arrived")
+        record = await self.process(ref, process_id)
+        if record.stdin is None:
+            raise StdinUnavailable("the process has no standard input attached", process=process_id)
+        return record.stdin
 
     async def resize(self, ref: SessionRef, process_id: str, *, rows: int, columns: int) -> None:
         await self.control(ref).request("process.resize", process=process_id, rows=rows, columns=columns)

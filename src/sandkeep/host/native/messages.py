@@ -71,18 +71,30 @@ def process_json(spec: ProcessSpec) -> dict[str, Any]:
         "rlimits": dict(spec.rlimits),
         "log_cap_bytes": spec.log_cap_bytes,
     }
-    # Fields of protocol 3 are left out unless set, so that earlier supervisors accept the request.
-    recent = {"stderr": spec.stderr, "grace_ms": spec.grace_ms}
+    # Later fields are absent unless they say something, so that earlier supervisors can be used.
+    recent = {"stderr": spec.stderr, "grace_ms": spec.grace_ms, "metadata": dict(spec.metadata) or None}
     return body | {name: value for name, value in recent.items() if value is not None}
 
 
-_RECENT: Final = {"stderr": "standard error in the pipe of standard output", "grace_ms": "a grace period"}
-"""Features that supervisors of earlier protocols would ignore, by field of a ``process.start`` request."""
+_RECENT: Final = {
+    "stderr": (protocol.LONG, "standard error in the pipe of standard output"),
+    "grace_ms": (protocol.LONG, "a grace period"),
+    "metadata": (protocol.RECORDS_INPUT, "metadata of processes"),
+}
+"""What supervisors of earlier protocols would ignore, by its field of a ``process.start`` request."""
 
 
-def check_for_earlier(session_id: str, body: dict[str, Any]) -> None:
+def check_for_earlier(session_id: str, spoken: int, body: dict[str, Any]) -> None:
     """Refuse a ``process.start`` request that a supervisor of an earlier protocol cannot carry out."""
-    lacking = [what for name, what in _RECENT.items() if name in body]
+    lacking = [what for name, (since, what) in _RECENT.items() if name in body and spoken < since]
+    if spoken < protocol.LONG:
+        lacking += _too_long_for_earlier(body)
+    if lacking:
+        raise too_early(session_id, lacking[0])
+
+
+def _too_long_for_earlier(body: dict[str, Any]) -> list[str]:
+    lacking = []
     variables = [value for value in body["env"].values() if value is not None]
     if len(variables) < len(body["env"]):
         lacking.append("the removal of variables")
@@ -91,8 +103,7 @@ def check_for_earlier(session_id: str, body: dict[str, Any]) -> None:
     long = sum(map(len, (*body["argv"], *body["env"], *variables))) > room // 8
     if long and len(protocol.encode(body)) > room:
         lacking.append("as many arguments")
-    if lacking:
-        raise too_early(session_id, lacking[0])
+    return lacking
 
 
 def too_early(session_id: str, what: str) -> HostCannot:

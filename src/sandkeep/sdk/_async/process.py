@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -22,7 +22,7 @@ from sandkeep.errors import (
     TransportError,
 )
 from sandkeep.sdk import bodies, retry
-from sandkeep.sdk._async.processlog import log_of, refuse_gap, stream_of, write_to
+from sandkeep.sdk._async.processlog import log_of, received_by, refuse_gap, stream_of, write_to
 from sandkeep.sdk._async.streams import ByteReader, StdinWriter
 from sandkeep.sdk._async.transport import Transport, decode
 from sandkeep.sdk._compat_async import OwnWith, shielded, sleep
@@ -32,6 +32,7 @@ from sandkeep.sdk.references import ProcessReference
 from sandkeep.sdk.sinks import Outlets
 from sandkeep.sdk.values import TAIL, CompletedProcess, OutputChunk, OutputGap, ProcessInfo, failed
 from sandkeep.states import EndReason, OutputStream, ProcessStatus
+from sandkeep.wire.base import given
 from sandkeep.wire.objects import CommandObject
 from sandkeep.wire.responses import CommandShown
 
@@ -49,19 +50,25 @@ class Process(OwnWith):
     streams on exit; the process goes on.
 
     Attributes:
-        stdin: its standard input, if it was started with ``stdin=True``; ``None`` otherwise.
+        stdin: its standard input, if it was started with ``stdin=True``; ``None`` otherwise. Handles of
+            :meth:`Sandbox.get_process` have it too.
         stdout: its standard output as bytes, from the beginning.
         stderr: its standard error as bytes, from the beginning.
     """
 
-    def __init__(self, transport: Transport, shown: CommandObject, *, stdin: bool) -> None:
+    def __init__(self, transport: Transport, shown: CommandObject, *, started: bool = False) -> None:
         self._transport = transport
         self._info = ProcessInfo.of(shown)
         # The streams hold the id, not this handle, so dropping the handle closes them and their connections.
         log = partial(stream_of, transport, self.session_id, self.id)
-        self.stdin: StdinWriter | None = (
-            StdinWriter(partial(write_to, transport, self._path())) if stdin else None
-        )
+        self.stdin: StdinWriter | None = None
+        if given(shown.attach_stdin, False):
+            self.stdin = StdinWriter(
+                partial(write_to, transport, self._path()),
+                partial(received_by, transport, self.session_id, self.id),
+                # Another client may have written to a process that this one has not started.
+                offset=0 if started else None,
+            )
         self.stdout: ByteReader = ByteReader(partial(log, OutputStream.STDOUT))
         self.stderr: ByteReader = ByteReader(partial(log, OutputStream.STDERR))
 
@@ -124,6 +131,16 @@ class Process(OwnWith):
     def reason(self) -> EndReason | None:
         """How it ended, when last polled: ``None`` while it runs."""
         return self._info.reason
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Keys and values it was started with."""
+        return self._info.metadata
+
+    @property
+    def terminal(self) -> bool:
+        """Whether it runs on a terminal; :meth:`Sandbox.attach_terminal` attaches to it."""
+        return self._info.terminal
 
     @property
     def explanation(self) -> str | None:

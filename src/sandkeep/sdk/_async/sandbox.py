@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from datetime import timedelta
 from types import TracebackType
@@ -28,6 +28,7 @@ from sandkeep.sdk._async.paging import Listing
 from sandkeep.sdk._async.process import Process
 from sandkeep.sdk._async.recovery import Recovery
 from sandkeep.sdk._async.running import Runner, SandboxUser
+from sandkeep.sdk._async.terminal import SCROLLBACK, Terminal
 from sandkeep.sdk._async.transport import Transport, decode, new_key, segment
 from sandkeep.sdk._compat_async import OwnWith, Pending, shielded
 from sandkeep.sdk.events import Event
@@ -142,12 +143,58 @@ class Sandbox(SandboxState, Runner, OwnWith):
             sandbox=self.name,
         )
 
-    async def processes(self, *, session_id: str | None = None) -> list[Process]:
-        """Return the processes of the current or another session, newest first. Never starts a session."""
+    async def processes(
+        self, *, session_id: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> list[Process]:
+        """Return the processes of the current or another session, newest first. Never starts a session.
+
+        Args:
+            session_id: the session, if not the current one.
+            metadata: return only processes that have all of these keys and values.
+        """
         session = self._recovery.session if session_id is None else segment(session_id, "session_id")
         path = f"/v2/sandboxes/sessions/{session}/cmd"
         shown = decode(CommandList, await self._transport.request("GET", path))
-        return [Process(self._transport, command, stdin=False) for command in shown.commands]
+        wanted = dict(metadata or {}).items()
+        found = [Process(self._transport, command) for command in shown.commands]
+        return [process for process in found if wanted <= process.metadata.items()]
+
+    def attach_terminal(
+        self,
+        process_id: str,
+        *,
+        columns: int | None = None,
+        rows: int | None = None,
+        scrollback: int | None = SCROLLBACK,
+        extend_timeout: bool = True,
+    ) -> Pending[Terminal]:
+        """Attach to a program on a terminal, opened by any client. Never starts a session.
+
+        Any number of clients can be attached: each gets the output, and what each one writes goes in.
+
+        Args:
+            process_id: the terminal's ``process_id``.
+            columns: width that the terminal gets; with ``rows``. By default its size does not change.
+            rows: its height. scrollback: most bytes of earlier output to read first; ``None`` for all of
+                it. extend_timeout: as of :meth:`open_interactive`.
+
+        Returns:
+            The terminal. Closing it does not affect the program.
+
+        Raises:
+            NotFound: no session of this sandbox has such a process.
+            InvalidRequest: the process has no terminal.
+            SessionStopped: its session has ended; :meth:`Process.output` has what it printed.
+        """
+        message = bodies.attachment(process_id, columns=columns, rows=rows, scrollback=scrollback)
+
+        async def start() -> Terminal:
+            found = await self.get_process(process_id)
+            terminal = Terminal(self._transport)
+            await terminal._open(found.session_id, message, user=None, extend=extend_timeout)
+            return terminal
+
+        return Pending(start)
 
     def as_user(self, name: str) -> SandboxUser:
         """Act as an account of the sandbox. The account is first checked when it is used."""
@@ -579,7 +626,7 @@ async def get_process(transport: Transport, session: str, process: str) -> Proce
     below = segment(process, "process_id")
     path = f"/v2/sandboxes/sessions/{segment(session, 'session_id')}/cmd/{below}"
     shown = decode(CommandShown, await transport.request("GET", path))
-    return Process(transport, shown.command, stdin=False)
+    return Process(transport, shown.command)
 
 
 def start_fork(

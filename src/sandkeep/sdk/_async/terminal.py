@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
 
-from sandkeep.errors import RequestTimeout, StreamClosed, TransportError
+from sandkeep.errors import RequestTimeout, SandkeepError, StreamClosed, TransportError
 from sandkeep.sdk import retry
 from sandkeep.sdk._async.streams import input_bytes
 from sandkeep.sdk._async.transport import Transport, decode, translated
@@ -16,17 +16,20 @@ from sandkeep.sdk.bodies import check_size
 from sandkeep.sdk.websocket import Closed, Frames, Handshake
 from sandkeep.wire.base import encode
 from sandkeep.wire.responses import TerminalOpened
-from sandkeep.wire.terminal import read_exit
+from sandkeep.wire.terminal import Attached, read_news
 
 _READ = 1 << 16
 _SECONDS = 60.0
 _HUNG_UP = "the program got SIGHUP; open another terminal"
+SCROLLBACK = 64 << 10
+"""Bytes of earlier output that a client gets when it attaches."""
 
 
 class Terminal(OwnWith):
     """A program on a terminal of its own. Reading and writing may happen at the same time.
 
-    ``async with`` hangs up on exit, which ends the program. No client can attach to it again.
+    ``async with`` closes the connection on exit. That hangs up a program that this terminal was opened for,
+    which ends it, unless it is detachable. Other clients attach by :meth:`Sandbox.attach_terminal`.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -38,17 +41,27 @@ class Terminal(OwnWith):
         self._buffer = bytearray()
         self._closed = False
         self._returncode: int | None = None
+        self._process_id: str | None = None
+        self._refused: Exception | None = None
+        self._keeps_on = False
+
+    @property
+    def process_id(self) -> str | None:
+        """Id of its process, for :meth:`Sandbox.attach_terminal`; ``None`` if it could not be started."""
+        return self._process_id
 
     @property
     def returncode(self) -> int | None:
         """Exit code of the program; ``None`` while it runs."""
         return self._returncode
 
-    async def _open(self, session: str, start: dict[str, Any], *, user: str | None, extend: bool) -> None:
-        """Connect and start the program.
+    async def _open(self, session: str, first: dict[str, Any], *, user: str | None, extend: bool) -> None:
+        """Connect, and start the program or attach to it.
 
         If the connection is lost before the program was requested, this reconnects: nothing has been started.
         """
+        attaches = first["type"] == "attach"
+        self._keeps_on = attaches or bool(first.get("detachable"))
         again = retry.Reconnecting()
         while True:
             try:
@@ -63,7 +76,14 @@ class Terminal(OwnWith):
                 await self._held.aclose()
                 raise
         try:
-            await self._send_text(start)
+            await self._send_text(first)
+            while self._process_id is None and self._refused is None:
+                try:
+                    await self._receive()
+                except SandkeepError as error:
+                    if attaches or not self._closed or isinstance(error, TransportError):
+                        raise
+                    self._refused = error  # which ``read`` raises
         except BaseException:
             await self._held.aclose()
             raise
@@ -88,6 +108,8 @@ class Terminal(OwnWith):
             ExecutableRefused: the kernel refuses to run the program.
             StreamClosed: the connection or the session ended before the program.
         """
+        if self._refused is not None:
+            raise self._refused
         while not self._buffer and not self._closed:
             await self._receive()
         taken = bytes(self._buffer[:size])
@@ -127,7 +149,7 @@ class Terminal(OwnWith):
         return self._returncode
 
     async def aclose(self) -> None:
-        """Hang up. Can be repeated."""
+        """Close the connection, which hangs up unless the program is detachable. Can be repeated."""
         await shielded(self._hang_up, 10.0)
 
     async def _hang_up(self) -> None:
@@ -157,7 +179,9 @@ class Terminal(OwnWith):
             data = await self._network.read(_READ, timeout=None)
         except Exception as error:
             raise TransportError(
-                f"the connection to the terminal was lost: {error}", hint=_HUNG_UP
+                f"the connection to the terminal was lost: {error}",
+                hint=self._hint(),
+                process=self._process_id,
             ) from error
         for message in self._frames.feed(data):
             if isinstance(message, bytes):
@@ -166,16 +190,30 @@ class Terminal(OwnWith):
                 self._closed = True
                 if self._returncode is None:
                     raise StreamClosed(
-                        f"the terminal was closed: {message.reason or message.code}", hint=_HUNG_UP
+                        f"the terminal was closed: {message.reason or message.code}",
+                        hint=self._hint(),
+                        process=self._process_id,
                     )
             else:
-                code, refused = read_exit(message)
-                self._closed = True
-                if refused is not None:
-                    raise refused
-                self._returncode = code
+                self._learn(message)
         if not self._closed:
             await self._flush()
+
+    def _learn(self, message: str) -> None:
+        news = read_news(message)
+        if isinstance(news, Attached):
+            self._process_id = news.process
+            return
+        self._closed = True
+        code, refused = news
+        if refused is not None:
+            raise refused
+        self._returncode = code
+
+    def _hint(self) -> str:
+        if self._keeps_on and self._process_id is not None:
+            return f"the program goes on; attach_terminal({self._process_id!r}) attaches to it again"
+        return _HUNG_UP
 
     def _require_open(self) -> None:
         if self._closed or self._network is None:

@@ -16,10 +16,12 @@ from sandkeep.wire.v1 import (
     Appended,
     AppendQuery,
     FinishBody,
+    ListProcessesQuery,
     ObserveBody,
     OutputQuery,
     ProcessList,
     ProcessShown,
+    StdinShown,
 )
 
 if TYPE_CHECKING:
@@ -36,12 +38,17 @@ _FAILURES = (*REFUSALS, "not_found")
     "GET",
     _PROCESSES,
     summary="List the processes of a session, newest first",
+    query=ListProcessesQuery,
     response=ProcessList,
     errors=_FAILURES,
 )
 async def list_processes(call: RequestContext) -> Reply:
+    query = call.query(ListProcessesQuery)
     scope, session = call.session()
     rows = call.engine.processes.list(scope.project, session)
+    if query.metadata:
+        key, _, value = query.metadata.partition(":")
+        rows = [row for row in rows if row.metadata.get(key) == value]
     return json_reply(ProcessList(processes=[present.process(row) for row in rows]))
 
 
@@ -50,6 +57,19 @@ async def get_process(call: RequestContext) -> Reply:
     scope, session = call.session()
     row = call.engine.processes.get(scope.project, session, call.params["process"])
     return json_reply(ProcessShown(process=present.process(row)))
+
+
+@table.route(
+    "GET",
+    f"{_PROCESS}/stdin",
+    summary="Get how much input a process has been given",
+    response=StdinShown,
+    errors=(*_FAILURES, "command_stdin_unavailable", "host_cannot"),
+)
+async def process_input(call: RequestContext) -> Reply:
+    scope, session = call.session()
+    found = await call.engine.processes.input(scope.project, session, call.params["process"])
+    return json_reply(StdinShown(bytes_written=found.received, open=found.open))
 
 
 @table.route(
@@ -87,7 +107,7 @@ async def observe_process(call: RequestContext) -> Reply:
     body = await call.body(ObserveBody)
     scope, session = call.session()
     row = call.engine.processes.observe(
-        scope.project, session, command=body.command, args=body.args, cwd=body.cwd
+        scope.project, session, command=body.command, args=body.args, cwd=body.cwd, metadata=body.metadata
     )
     return json_reply(ProcessShown(process=present.process(row)))
 
