@@ -31,19 +31,26 @@ def create_sandbox(
     *,
     destroy: bool = True,
     on_resume: Hook | None = None,
+    auto_resume: bool | None = None,
     **configuration: Unpack[NewConfiguration],
 ) -> Sandbox:
     """Create a sandbox and start its first session; see :meth:`Client.create_sandbox`."""
-    return default_client().create_sandbox(name, destroy=destroy, on_resume=on_resume, **configuration)
+    return default_client().create_sandbox(
+        name, destroy=destroy, on_resume=on_resume, auto_resume=auto_resume, **configuration
+    )
 
 
-def get_sandbox(name: str, *, on_resume: Hook | None = None) -> Sandbox:
+def get_sandbox(
+    name: str, *, on_resume: Hook | None = None, auto_resume: bool | None = None
+) -> Sandbox:
     """Return a handle for a sandbox without starting a session; see :meth:`Client.get_sandbox`."""
-    return default_client().get_sandbox(name, on_resume=on_resume)
+    return default_client().get_sandbox(name, on_resume=on_resume, auto_resume=auto_resume)
 
 
 @overload
-def bind(reference: SandboxReference, *, on_resume: Hook | None = None) -> Sandbox: ...
+def bind(
+    reference: SandboxReference, *, on_resume: Hook | None = None, auto_resume: bool | None = None
+) -> Sandbox: ...
 
 
 @overload
@@ -51,18 +58,23 @@ def bind(reference: ProcessReference) -> Process: ...
 
 
 def bind(
-    reference: SandboxReference | ProcessReference, *, on_resume: Hook | None = None
+    reference: SandboxReference | ProcessReference,
+    *,
+    on_resume: Hook | None = None,
+    auto_resume: bool | None = None,
 ) -> Sandbox | Process:
     """Return a handle for a reference; see :meth:`Client.bind`."""
     client = default_client()
     if isinstance(reference, ProcessReference):
         return client.bind(reference)
-    return client.bind(reference, on_resume=on_resume)
+    return client.bind(reference, on_resume=on_resume, auto_resume=auto_resume)
 
 
-def resume_sandbox(name: str, *, on_resume: Hook | None = None) -> Sandbox:
+def resume_sandbox(
+    name: str, *, on_resume: Hook | None = None, auto_resume: bool | None = None
+) -> Sandbox:
     """Return a handle for a sandbox with a running session; see :meth:`Client.resume_sandbox`."""
-    return default_client().resume_sandbox(name, on_resume=on_resume)
+    return default_client().resume_sandbox(name, on_resume=on_resume, auto_resume=auto_resume)
 
 
 def get_or_create_sandbox(
@@ -70,11 +82,12 @@ def get_or_create_sandbox(
     *,
     on_create: Hook | None = None,
     on_resume: Hook | None = None,
+    auto_resume: bool | None = None,
     **configuration: Unpack[NewConfiguration],
 ) -> Sandbox:
     """Resume or create a sandbox; see :meth:`Client.get_or_create_sandbox`."""
     return default_client().get_or_create_sandbox(
-        name, on_create=on_create, on_resume=on_resume, **configuration
+        name, on_create=on_create, on_resume=on_resume, auto_resume=auto_resume, **configuration
     )
 
 

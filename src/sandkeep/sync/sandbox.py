@@ -19,6 +19,7 @@ from sandkeep.errors import (
     SessionStopped,
     SessionStopping,
     TransportError,
+    WrongState,
 )
 from sandkeep.policy import NetworkPolicy
 from sandkeep.sdk import bodies, retry
@@ -55,6 +56,7 @@ from sandkeep.wire.responses import (
     SandboxStarted,
     SandboxUpdated,
     SessionChanged,
+    SnapshotShown,
     SnapshotTaken,
 )
 from sandkeep.wire.v1 import UsageShown
@@ -71,18 +73,27 @@ class Sandbox(SandboxState, Runner):
 
     The properties have the state that the server last sent to this handle; :meth:`refresh` updates them.
     Operations that need a running session start one if none runs (with the files that the last session left)
-    and continue in it; concurrent operations share one session. A handle works as long as the sandbox exists.
+    and continue in it; concurrent operations share one session. If the files of the last session were not
+    kept, because the sandbox is not persistent, or if the handle was made with ``auto_resume=False``, they
+    raise ``SessionStopped`` instead, and :meth:`resume` starts a session. A handle works as long as the
+    sandbox exists.
 
     What ``with`` does on exit depends on how the handle was made: a created sandbox is stopped and
     destroyed, a resumed one is stopped.
     """
 
     def __init__(
-        self, transport: Transport, started: SandboxStarted, *, on_resume: Hook | None = None
+        self,
+        transport: Transport,
+        started: SandboxStarted,
+        *,
+        on_resume: Hook | None = None,
+        auto_resume: bool | None = None,
     ) -> None:
-        recovery = Recovery(started.session.id, self._resume_for_operation)
+        recovery = Recovery(started.session.id, self._resume_for_operation, self._allow_resume)
         super().__init__(transport, recovery, user=None)
         self._on_resume = on_resume
+        self._auto_resume = auto_resume
         self._destroy_on_exit = False
         self._pin_inside = False
         self.left_out: str | None = started.left_out if isinstance(started.left_out, str) else None
@@ -516,6 +527,32 @@ class Sandbox(SandboxState, Runner):
     def _resume_for_operation(self) -> str:
         self._resume()
         return self._session.id
+
+    def _allow_resume(self, refused: WrongState) -> None:
+        """Raise ``SessionStopped`` if an operation that was refused may not start a session."""
+        if self._auto_resume:
+            return
+        how = "resume() starts a session, and so do operations of handles made with auto_resume=True"
+        if self._auto_resume is False:
+            raise self._ended(refused, f"operations of this handle start no session: {how}") from refused
+        if not self.persistent and not self._kept(refused):
+            raise self._ended(refused, f"the files of its last session were not kept; {how}") from refused
+
+    def _kept(self, refused: WrongState) -> bool:
+        """Return whether a new session would have the files of the one that refused an operation."""
+        if isinstance(refused, SessionSnapshotting):
+            return True
+        self.refresh()
+        if self.current_snapshot_id is None:
+            return False
+        path = f"/v2/sandboxes/snapshots/{segment(self.current_snapshot_id)}"
+        shown = decode(SnapshotShown, self._transport.request("GET", path)).snapshot
+        return shown.source_session_id == self._recovery.session
+
+    def _ended(self, refused: WrongState, hint: str) -> SessionStopped:
+        message = f"the session of sandbox {self.name} has ended; nothing was run"
+        details = {"session": self._recovery.session, **refused.details, "sandbox": self.name}
+        return SessionStopped(message, hint=hint, **details)
 
     def _stop(self, session: str) -> Stopped:
         response = self._transport.request(

@@ -114,7 +114,7 @@ def exec_(app: App, name: str, command: tuple[str, ...], **values: Any) -> None:
     Output is shown as it is printed, and the exit status is that of the command. Ctrl-C interrupts the
     command, a second Ctrl-C kills it.
     """
-    box = app.sandbox(name)
+    box = app.sandbox(name, auto_resume=True)
     raise Ended(perform(app, box, command, values))
 
 
@@ -134,7 +134,7 @@ def connect(app: App, name: str, **values: Any) -> None:
     Also called ssh. The session's timeout is kept extended while the shell is open. Leaving the shell leaves
     the sandbox running until its timeout; its files are kept.
     """
-    box = app.sandbox(name)
+    box = app.sandbox(name, auto_resume=True)
     raise Ended(perform(app, box, SHELL, {**values, "interactive": True}))
 
 
