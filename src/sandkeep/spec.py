@@ -38,7 +38,7 @@ SHORTEST_LIFETIME = timedelta(seconds=1)
 DEFAULT_REGION = "iad1"
 MAX_VCPUS = 512
 MAX_PORTS = 15
-MAX_TAGS = 5
+MAX_TAGS = 64
 MAX_MOUNTS = 4
 MAX_MOUNT_PATH = 256
 MAX_ENV_ENTRY = 131_071
@@ -188,7 +188,8 @@ def check_env(env: Mapping[str, str | None], *, field_path: str = "env", removal
         refuse(field_path, f"must be at most {MAX_ENV_TOTAL} bytes in total")
 
 
-def _check_tags(tags: Mapping[str, str]) -> None:
+def check_tags(tags: Mapping[str, str]) -> None:
+    """Check that a sandbox can have these tags."""
     expect("tags", tags, Mapping, "a mapping of keys to values")
     if len(tags) > MAX_TAGS:
         refuse("tags", f"at most {MAX_TAGS} are allowed, not {len(tags)}")
@@ -433,7 +434,7 @@ class SandboxSpec:
                 refuse("delete_after", f"must be zero or at least {SHORTEST_LIFETIME.seconds} second")
             object.__setattr__(self, "delete_after", self.delete_after or None)
         check_env(self.env)
-        _check_tags(self.tags)
+        check_tags(self.tags)
         _check_mounts(self.mounts)
         if self.snapshot_expiration is not None:
             check_duration("snapshot_expiration", self.snapshot_expiration, zero=True)

@@ -21,7 +21,7 @@ def three(cli: Program, name: str) -> Iterator[list[str]]:
     """Three sandboxes with a common prefix and a label each."""
     names = [f"{name}-{letter}" for letter in "abc"]
     for index, each in enumerate(names):
-        cli("create", "--silent", "--name", each, "--tag", f"place={name}-{index}")
+        cli("create", "--silent", "--name", each, "--tag", f"place={name}-{index}", "-t", "of=three")
     yield names
     cli("rm", "--delete-orphan-snapshots", *names)
 
@@ -167,7 +167,11 @@ def test_removing_by_tag_or_prefix_needs_confirmation(cli: Program, name: str, t
     assert "--all, --tag or --prefix" in cli.fails("rm", status=2)
     assert "--all, --tag or --prefix" in cli.fails("rm", "--all", three[0], status=2)
     assert cli("ls", "-q", "--name-prefix", name).text.split() == three
-    assert cli("rm", "--tag", f"place={name}-1", "--yes").text.split() == [three[1]]
+    both = ["--tag", f"place={name}-1", "--tag", "of=three"]
+    assert cli("rm", *both, "--tag", "no=such", "--yes").err == "no such sandbox\n"
+    assert "place is given twice" in cli.fails("rm", *both, "--tag", "place=x", "--yes", status=2)
+    assert cli("ls", "-q", *both).text.split() == [three[1]]
+    assert cli("rm", *both, "--yes").text.split() == [three[1]]
     assert cli("ls", "-q", "--name-prefix", name).text.split() == [three[0], three[2]]
     done = cli("rm", "--json", "--prefix", f"{name}-", "-y").json
     assert done == [{"name": each, "removed": True} for each in (three[0], three[2])]

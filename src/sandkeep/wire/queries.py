@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
 from sandkeep.checks import refuse
+from sandkeep.spec import MAX_TAGS
 from sandkeep.states import DriveSort, SandboxSort, SessionStatus, SnapshotStatus, SortOrder
 from sandkeep.wire.base import Body, given
 
@@ -34,12 +35,17 @@ class ListSandboxesQuery(Body, kw_only=True, frozen=True):
     sort_by: SandboxSort | UnsetType = UNSET
     sort_order: SortOrder = SortOrder.DESC
     name_prefix: str = ""
-    tags: str = ""
+    tags: Annotated[list[str], Meta(max_length=MAX_TAGS)] = field(default_factory=list)
+    """``KEY:VALUE``, repeated for several: sandboxes that have all of them. Official clients send one."""
     status: SessionStatus | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        if self.tags and ":" not in self.tags:
-            refuse("tags", "must be KEY:VALUE")
+        for index, tag in enumerate(self.tags):
+            key, colon, _ = tag.partition(":")
+            if not colon:
+                refuse("tags", "must be KEY:VALUE")
+            if any(other != tag and other.startswith(f"{key}:") for other in self.tags[:index]):
+                refuse("tags", f"has two values for {key}")
         if self.name_prefix and self.sort_by not in (UNSET, SandboxSort.NAME):
             refuse("namePrefix", "is possible only with sortBy=name")
 
@@ -49,12 +55,9 @@ class ListSandboxesQuery(Body, kw_only=True, frozen=True):
         return given(self.sort_by, SandboxSort.NAME if self.name_prefix else SandboxSort.CREATED_AT)
 
     @property
-    def tag(self) -> tuple[str, str] | None:
-        """Return key and value; the value may contain colons, the key may not."""
-        if not self.tags:
-            return None
-        key, _, value = self.tags.partition(":")
-        return key, value
+    def wanted(self) -> dict[str, str]:
+        """Return the tags by key; a value may contain colons, a key may not."""
+        return {key: value for key, _, value in (tag.partition(":") for tag in self.tags)}
 
 
 class ListSessionsQuery(Body, kw_only=True, frozen=True):

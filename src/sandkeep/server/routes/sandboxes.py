@@ -99,7 +99,7 @@ async def list_sandboxes(call: RequestContext) -> Reply:
         page_request(query.limit, query.cursor, query.sort_order),
         sort=_SORTS[query.sort],
         name_prefix=query.name_prefix or None,
-        tag=query.tag,
+        tags=query.wanted,
         status=None if isinstance(status, UnsetType) else SessionStatus(status.value),
     )
     return json_reply(
