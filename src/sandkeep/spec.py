@@ -39,6 +39,9 @@ DEFAULT_REGION = "iad1"
 MAX_VCPUS = 512
 MAX_PORTS = 15
 MAX_TAGS = 64
+MAX_COMMENT = 1024
+MAX_BATCH = 100
+"""Sandboxes that one request can make."""
 MAX_MOUNTS = 4
 MAX_MOUNT_PATH = 256
 MAX_ENV_ENTRY = 131_071
@@ -186,6 +189,11 @@ def check_env(env: Mapping[str, str | None], *, field_path: str = "env", removal
         total += size + 1
     if total > MAX_ENV_TOTAL:
         refuse(field_path, f"must be at most {MAX_ENV_TOTAL} bytes in total")
+
+
+def check_comment(comment: str) -> None:
+    """Check what a caller says of a snapshot: one line of text."""
+    check_text("comment", comment, limit=MAX_COMMENT)
 
 
 def check_tags(tags: Mapping[str, str]) -> None:

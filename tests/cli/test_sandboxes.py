@@ -338,3 +338,15 @@ def test_a_team_has_projects_of_its_own(cli: Program, local: Program, name: str)
     assert f"no sandbox named {name}" in local.fails("rm", name)
     assert "is not valid for team" in cli.fails("rm", name, "--scope", "others")
     local("rm", name, "--scope", "others")
+
+
+def test_many_forks_are_made_at_once(cli: Program, name: str, box: str) -> None:
+    forks = [f"{name}-fork-{number}" for number in (1, 2, 3)]
+    assert cli("fork", box, "--live", "--name", f"{name}-fork", "--count", "3").text.split() == forks
+    assert len(cli("snapshots", "ls", "--name", box, "--json").json["snapshots"]) == 1
+    assert "exists" in cli.fails("fork", box, "--name", f"{name}-fork", "--count", "5")
+    assert cli("ls", "-q", "--name-prefix", f"{name}-fork").text.split() == forks
+    made = cli("fork", box, "--count", "2", "--json").json
+    assert len({each["name"] for each in made}) == 2
+    assert "--connect" in cli.fails("fork", box, "--count", "2", "--connect", status=2)
+    cli("rm", *forks, *(each["name"] for each in made), "--delete-orphan-snapshots")

@@ -95,7 +95,7 @@ def test_a_sandbox_reads_back_as_it_was_written(store: Store) -> None:
         total_egress_bytes=1 << 60,
     )
     unset = [f.name for f in fields(box) if getattr(box, f.name) is None]
-    assert unset == ["current_session", "current_snapshot", "destroying"]
+    assert unset == ["current_session", "current_snapshot", "destroying", "batch"]
     store.sandboxes.add(box)
     assert store.sandboxes.get("p", "full") == box
     assert store.sandboxes.find_by_id("p", box.id) == box

@@ -76,22 +76,28 @@ class Sandboxes:
     # --- create ------------------------------------------------------------------------------------------
 
     async def create(
-        self, project: str, spec: SandboxSpec, *, key: str | None = None, exact: bool = False
+        self,
+        project: str,
+        spec: SandboxSpec,
+        *,
+        key: str | None = None,
+        exact: bool = False,
+        batch: str | None = None,
     ) -> Started:
         """Make a sandbox and start its first session. When that fails there is no sandbox.
 
         Of any number of calls with the same ``key`` one makes it and the others get it. ``exact``: a runtime
-        means that version and no other.
+        means that version and no other. One of a ``batch`` stays only if that comes to its end.
         """
         if spec.name is not None:
             name = check_name(spec.name)
         else:
             name = keyed_name(project, key) if key else new_name()
         async with self._context.lock(project, name):
-            made = self._made(project, name, key)
-            return made or await self._create_locked(project, name, spec, key, exact=exact)
+            made = self.made(project, name, key)
+            return made or await self._create_locked(project, name, spec, key, exact=exact, batch=batch)
 
-    def _made(self, project: str, name: str, key: str | None) -> Started | None:
+    def made(self, project: str, name: str, key: str | None) -> Started | None:
         """Return what an earlier call with the same key has made."""
         if key is None:
             return None
@@ -99,7 +105,14 @@ class Sandboxes:
         return None if found is None or found.id != keyed_id("box", project, key) else self.get(project, name)
 
     async def _create_locked(
-        self, project: str, name: str, spec: SandboxSpec, key: str | None = None, *, exact: bool = False
+        self,
+        project: str,
+        name: str,
+        spec: SandboxSpec,
+        key: str | None = None,
+        *,
+        exact: bool = False,
+        batch: str | None = None,
     ) -> Started:
         left = self._store.sandboxes.condemned(project, name)
         if left is not None:
@@ -118,7 +131,7 @@ class Sandboxes:
             image = await self._exact_image(spec) if exact and spec.runtime else self._image(spec)
         self._check_mounts(project, spec)
         cwd = await self._working_directory(project, spec, image, source)
-        sandbox = self.row(project, name, spec, image, source, cwd=cwd)
+        sandbox = replace(self.row(project, name, spec, image, source, cwd=cwd), batch=batch)
         if key is not None:
             sandbox = replace(sandbox, id=keyed_id("box", project, key))
         with self._store.transaction():
@@ -346,12 +359,28 @@ class Sandboxes:
         What ``changes`` holds replaces what would be inherited, entirely. With ``live`` it starts from what a
         running session of the source has now: a checkpoint is taken for it. ``key`` is as for ``create``.
         """
-        if live and "image" in changes:
-            refuse("live", "is of no use with an image, which the files would be of")
         if live and key is not None:
-            made = self._made(project, changes.get("name") or keyed_name(project, key), key)
+            made = self.made(project, changes.get("name") or keyed_name(project, key), key)
             if made is not None:
                 return made  # without another checkpoint
+        spec, left_out = await self.forked(project, source, changes, live=live, key=key)
+        return replace(await self.create(project, spec, key=key), left_out=left_out)
+
+    async def forked(
+        self,
+        project: str,
+        source: str,
+        changes: Mapping[str, Any],
+        *,
+        live: bool = False,
+        key: str | None = None,
+    ) -> tuple[SandboxSpec, str | None]:
+        """Return what a fork is made from, and the running session whose changes are not in it.
+
+        With ``live`` this takes a checkpoint.
+        """
+        if live and "image" in changes:
+            refuse("live", "is of no use with an image, which the files would be of")
         async with self._context.lock(project, source):
             # A session that was ending makes a snapshot: fork from that one.
             session, _ = await self._sessions.ask_locked(Operation.FORK, self.get(project, source).session)
@@ -371,9 +400,8 @@ class Sandboxes:
         snapshot = checkpoint or self._sessions.starting.source_of(origin)
         if snapshot is not None and "image" not in changes:
             spec = replace(spec, source=SnapshotSource(snapshot.id), image=None, runtime=origin.runtime)
-        made = await self.create(project, spec, key=key)
-        left_out = running is not None and not live and "image" not in changes
-        return replace(made, left_out=running.id) if running is not None and left_out else made
+        missing = running is not None and not live and "image" not in changes
+        return spec, running.id if running is not None and missing else None
 
     def spec_of(self, sandbox: Sandbox, *, shown: bool = False) -> SandboxSpec:
         """The configuration of a sandbox as the value it was made from.
@@ -579,6 +607,16 @@ class Sandboxes:
                 # The others do not have to stay for it; a later start removes this one.
                 self._context.log("removing a session failed", session=session, error=repr(error))
         collect_soon(self._context)
+
+    async def remove_of_batch(self, sandbox: Sandbox) -> None:
+        """Destroy a sandbox of a batch that did not come to its end, if it is still there."""
+        async with self._context.lock(sandbox.project, sandbox.name):
+            found = self._store.sandboxes.find_by_id(sandbox.project, sandbox.id)
+            if found is not None and found.batch is not None:
+                reason = "others of its batch could not be made"
+                if found.destroying is None:
+                    found = await self._condemn_locked(found, delete_orphan_snapshots=True, reason=reason)
+                await self._remove_locked(found)
 
     async def finish_removals(self) -> None:
         """Destroy the condemned sandboxes that a crash or a failure left."""

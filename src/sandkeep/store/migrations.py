@@ -108,6 +108,13 @@ def lifetimes_of_sandboxes(db: Database) -> None:
     db.run("CREATE INDEX sandboxes_by_lifetime ON sandboxes (delete_at_ms) WHERE delete_at_ms IS NOT NULL")
 
 
+def comments_and_batches(db: Database) -> None:
+    """Add what callers say of a snapshot, and which sandboxes are being made together."""
+    db.run("ALTER TABLE snapshots ADD COLUMN comment TEXT")
+    db.run("ALTER TABLE sandboxes ADD COLUMN batch TEXT")
+    db.run("CREATE INDEX sandboxes_by_batch ON sandboxes (batch) WHERE batch IS NOT NULL")
+
+
 STEPS: tuple[Step, ...] = (
     first_schema,
     secrets,
@@ -122,6 +129,7 @@ STEPS: tuple[Step, ...] = (
     sealed_policies,
     exact_resources,
     lifetimes_of_sandboxes,
+    comments_and_batches,
 )
 
 

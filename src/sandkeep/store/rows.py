@@ -75,6 +75,8 @@ class Ending:
     """What the caller asked for that snapshot."""
     reason: str | None = None
     """Why, when it was not asked for."""
+    comment: str | None = None
+    """What the caller says of that snapshot."""
 
 
 def _decode_mounts(text: str) -> dict[str, StoredMount]:
@@ -162,6 +164,8 @@ class Sandbox:
     delete_after_ms: int | None = None
     delete_at_ms: int | None = None
     """When the server destroys it: ``delete_after_ms`` after its creation, or after a change of that."""
+    batch: str | None = None
+    """The batch that it is being made in; it goes if that does not come to its end."""
 
 
 class SandboxChanges(TypedDict, total=False):
@@ -291,6 +295,8 @@ class Snapshot:
     runtime: str | None = None
     cwd: str | None = None
     """Both of the session that made it; ``None`` where that is not known."""
+    comment: str | None = None
+    """What the caller who had it taken says of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

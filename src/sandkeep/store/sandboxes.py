@@ -99,6 +99,14 @@ class Sandboxes:
         """Every project's sandboxes whose destruction has not come to its end."""
         return _TABLE.select(self._db, "destroying IS NOT NULL", order="created_ms, id")
 
+    def of_batches_everywhere(self) -> list[Sandbox]:
+        """Every project's sandboxes whose batch has not come to its end, condemned or not."""
+        return _TABLE.select(self._db, "batch IS NOT NULL", order="created_ms, id")
+
+    def end_batch(self, project: str, batch: str) -> None:
+        """Let the sandboxes of a batch stay."""
+        self._db.run("UPDATE sandboxes SET batch = NULL WHERE project = $1 AND batch = $2", project, batch)
+
     def overdue_everywhere(self, *, now_ms: int) -> list[Sandbox]:
         """Every project's sandboxes whose lifetime has ended and whose destruction has not begun."""
         return _TABLE.select(

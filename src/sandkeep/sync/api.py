@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Unpack, overload
 
 from sandkeep.sync.client import Client
+from sandkeep.sync.many import SandboxBatch
 from sandkeep.sync.paging import Listing
 from sandkeep.sync.process import Process
 from sandkeep.sync.sandbox import Hook, Sandbox
@@ -37,6 +38,21 @@ def create_sandbox(
     """Create a sandbox and start its first session; see :meth:`Client.create_sandbox`."""
     return default_client().create_sandbox(
         name, destroy=destroy, on_resume=on_resume, auto_resume=auto_resume, **configuration
+    )
+
+
+def create_many(
+    count: int,
+    name: str | None = None,
+    *,
+    destroy: bool = True,
+    on_resume: Hook | None = None,
+    auto_resume: bool | None = None,
+    **configuration: Unpack[NewConfiguration],
+) -> SandboxBatch:
+    """Create several sandboxes of the same configuration, all or none; see :meth:`Client.create_many`."""
+    return default_client().create_many(
+        count, name, destroy=destroy, on_resume=on_resume, auto_resume=auto_resume, **configuration
     )
 
 
@@ -91,16 +107,51 @@ def get_or_create_sandbox(
     )
 
 
+@overload
 def fork_sandbox(
     source: str,
     name: str | None = None,
     *,
     live: bool = False,
+    count: None = None,
     destroy: bool = True,
+    auto_resume: bool | None = None,
     **changes: Unpack[Configuration],
-) -> Sandbox:
-    """Create a sandbox from the current snapshot of another; see :meth:`Client.fork_sandbox`."""
-    return default_client().fork_sandbox(source, name, live=live, destroy=destroy, **changes)
+) -> Sandbox: ...
+
+
+@overload
+def fork_sandbox(
+    source: str,
+    name: str | None = None,
+    *,
+    live: bool = False,
+    count: int,
+    destroy: bool = True,
+    auto_resume: bool | None = None,
+    **changes: Unpack[Configuration],
+) -> SandboxBatch: ...
+
+
+def fork_sandbox(
+    source: str,
+    name: str | None = None,
+    *,
+    live: bool = False,
+    count: int | None = None,
+    destroy: bool = True,
+    auto_resume: bool | None = None,
+    **changes: Unpack[Configuration],
+) -> Sandbox | SandboxBatch:
+    """Create a sandbox from the current snapshot of another, or several; see :meth:`Client.fork_sandbox`."""
+    client = default_client()
+    if count is None:
+        return client.fork_sandbox(
+            source, name, live=live, destroy=destroy, auto_resume=auto_resume, **changes
+        )
+    return client.fork_sandbox(
+        source, name, live=live, count=count, destroy=destroy, auto_resume=auto_resume, **changes
+    )
 
 
 def query_sandboxes(query: SandboxQuery | None = None) -> Listing[SandboxInfo]:

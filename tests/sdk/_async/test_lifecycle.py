@@ -348,6 +348,25 @@ async def test_snapshots_end_the_session_checkpoints_do_not(name: str) -> None:
         assert [node.snapshot.id for node in down] == [two.id, three.id]
 
 
+async def test_snapshots_have_the_comments_they_were_taken_with(name: str) -> None:
+    async with sandkeep.create_sandbox(name) as box:
+        checkpoint = await box.checkpoint(comment="before: the “upgrade”")
+        taken = await box.snapshot(comment="x" * 1024)
+        plain = await box.checkpoint()
+        assert (checkpoint.comment, taken.comment, plain.comment) == (
+            "before: the “upgrade”",
+            "x" * 1024,
+            None,
+        )
+        listed = {each.id: each.comment for each in await box.snapshots().all()}
+        assert listed == {each.id: each.comment for each in (checkpoint, taken, plain)}
+        assert (await sandkeep.get_snapshot(taken.id)).comment == taken.comment
+        for wrong in ("", "two\nlines", "x" * 1025):
+            with pytest.raises(InvalidRequest, match="comment") as refused:
+                await box.checkpoint(comment=wrong)
+            assert refused.value.details["field"] == "comment"
+
+
 async def test_rollback_starts_the_next_session_from_an_earlier_snapshot(name: str) -> None:
     async with sandkeep.create_sandbox(name) as box:
         await box.fs.write_text("v", "1")

@@ -19,6 +19,7 @@
 
 from sandkeep.server.router import Endpoint
 from sandkeep.server.routes import (
+    batches,
     commands,
     drives,
     events,
@@ -39,6 +40,7 @@ from sandkeep.server.routes import (
 def all_endpoints() -> list[Endpoint]:
     modules = (
         sandboxes,
+        batches,
         sessions,
         commands,
         files,

@@ -34,16 +34,18 @@ _SORTS = {
 }
 
 
-def started_reply(call: RequestContext, found: Started, scope: Scope) -> Reply:
-    return json_reply(
-        SandboxStarted(
-            sandbox=present.sandbox(call.engine, found.sandbox, project=scope.shown, session=found.session),
-            session=present.session(found.session, project=scope.shown),
-            routes=present.routes(call.engine, found.sandbox),
-            resumed=found.resumed,
-            **known(left_out=found.left_out),
-        )
+def started(call: RequestContext, found: Started, scope: Scope) -> SandboxStarted:
+    return SandboxStarted(
+        sandbox=present.sandbox(call.engine, found.sandbox, project=scope.shown, session=found.session),
+        session=present.session(found.session, project=scope.shown),
+        routes=present.routes(call.engine, found.sandbox),
+        resumed=found.resumed,
+        **known(left_out=found.left_out),
     )
+
+
+def started_reply(call: RequestContext, found: Started, scope: Scope) -> Reply:
+    return json_reply(started(call, found, scope))
 
 
 @table.route(
