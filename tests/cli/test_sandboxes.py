@@ -350,3 +350,28 @@ def test_many_forks_are_made_at_once(cli: Program, name: str, box: str) -> None:
     assert len({each["name"] for each in made}) == 2
     assert "--connect" in cli.fails("fork", box, "--count", "2", "--connect", status=2)
     cli("rm", *forks, *(each["name"] for each in made), "--delete-orphan-snapshots")
+
+
+def test_pruning_removes_what_stopped_long_ago_and_what_no_sandbox_has(local: Program, name: str) -> None:
+    project = ["--project", name]
+    for each in ("runs", "stopped", "gone", "tagged"):
+        local("create", "--silent", "--name", each, "--tag", f"is={each}", *project)
+    local("stop", "stopped", "gone", "tagged", *project)
+    local("rm", "gone", *project)
+    [orphan] = [
+        each["id"]
+        for each in local("snapshots", "ls", "--json", *project).json["snapshots"]
+        if each["id"] in local("prune", "--older-than", "0", "--dry-run", "-q", *project).text
+    ]
+    assert local("prune", *project).err == "nothing to remove\n"
+    assert "confirm with --yes" in local.fails("prune", "--older-than", "0", *project, status=2)
+    shown = local("prune", "--older-than", "0", "--dry-run", *project)
+    assert "stopped" in shown.text and orphan in shown.text and "runs" not in shown.text
+    assert "would remove 2 stopped sandboxes and 1 snapshot of" in shown.err
+    assert local("prune", "--older-than", "0", "--tag", "is=tagged", "--yes", *project).text == "tagged\n"
+    done = local("prune", "--older-than", "0", "--yes", "--json", *project).json
+    assert done == [{"name": "stopped", "removed": True}, {"name": orphan, "removed": True}]
+    assert local("ls", "--all", "-q", *project).text.split() == ["runs"]
+    left = local("snapshots", "ls", "--json", *project).json["snapshots"]
+    assert {each["status"] for each in left} == {"deleted"}
+    local("rm", "runs", *project)

@@ -35,6 +35,7 @@ from sandkeep.errors import (
     SessionStopping,
     SnapshotGone,
     TimeoutInvalid,
+    WrongState,
 )
 from sandkeep.host.rootfs import VENDOR_WORK, WORK
 from sandkeep.policy import NetworkPolicy
@@ -507,17 +508,22 @@ class Sandboxes:
         *,
         delete_orphan_snapshots: bool = False,
         session: str | None = None,
+        only_stopped: bool = False,
     ) -> Sandbox:
         """End and delete a sandbox in any state; its name is free afterwards.
 
         Its snapshots stay unless asked otherwise, and those that something else uses stay in any case. With
-        ``session`` it is the sandbox that had this session, and no later one of the same name.
+        ``session`` it is the sandbox that had this session, and no later one of the same name. With
+        ``only_stopped`` it is refused while there is an active session.
         """
         self._present(project, name)
         async with self._context.lock(project, name):
             sandbox = self._present(project, name)
             if session is not None and not self._had(sandbox, session):
                 raise NotFound(f"no sandbox named {name} with session {session}", kind="sandbox", name=name)
+            current = self._current_session(sandbox)
+            if only_stopped and current is not None and current.status in ACTIVE:
+                raise WrongState(f"{name} is {current.status}", session=current.id, status=current.status)
             condemned = await self._condemn_locked(sandbox, delete_orphan_snapshots=delete_orphan_snapshots)
             return await self._remove_locked(condemned)
 

@@ -121,6 +121,8 @@ class SnapshotQuery(_Query):
 
     sandbox: str | None = None
     status: SnapshotStatus | None = None
+    orphaned: bool = False
+    """Only those whose sandbox no longer exists and that no sandbox starts from."""
 
     def __post_init__(self) -> None:
         _Query.__post_init__(self)
@@ -133,6 +135,8 @@ class SnapshotQuery(_Query):
             found["name"] = self.sandbox
         if self.status is not None:
             found["status"] = self.status.value
+        if self.orphaned:
+            found["orphaned"] = "true"
         return found
 
 

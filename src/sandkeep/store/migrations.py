@@ -113,6 +113,8 @@ def comments_and_batches(db: Database) -> None:
     db.run("ALTER TABLE snapshots ADD COLUMN comment TEXT")
     db.run("ALTER TABLE sandboxes ADD COLUMN batch TEXT")
     db.run("CREATE INDEX sandboxes_by_batch ON sandboxes (batch) WHERE batch IS NOT NULL")
+    # Whether a snapshot is in use is asked for each that goes with its sandbox.
+    db.run("CREATE INDEX sessions_by_source ON sessions (source_snapshot) WHERE source_snapshot IS NOT NULL")
 
 
 STEPS: tuple[Step, ...] = (

@@ -27,6 +27,8 @@ class DeleteSandboxQuery(Body, kw_only=True, frozen=True):
     delete_orphan_snapshots: bool = False
     session: str | UnsetType = UNSET
     """Only the sandbox of this session, not another one with the same name; our addition."""
+    only_stopped: bool = False
+    """Refuse to delete a sandbox that has a session; our addition."""
 
 
 class ListSandboxesQuery(Body, kw_only=True, frozen=True):
@@ -69,6 +71,8 @@ class ListSessionsQuery(Body, kw_only=True, frozen=True):
 
 class ListSnapshotsQuery(ListSessionsQuery, kw_only=True, frozen=True):
     status: SnapshotStatus | UnsetType = UNSET
+    orphaned: bool = False
+    """Only those of sandboxes that no longer exist, that no sandbox starts from; our addition."""
 
 
 class SnapshotTreeQuery(Body, kw_only=True, frozen=True):

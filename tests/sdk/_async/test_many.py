@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sandkeep
-from sandkeep.errors import InvalidRequest, NameTaken, NotFound, SessionStopped
+from sandkeep.errors import InvalidRequest, NameTaken, NotFound, SessionStopped, WrongState
 
 pytestmark = pytest.mark.anyio
 
@@ -74,3 +74,20 @@ async def test_forks_of_a_stopped_sandbox_start_from_its_snapshot(name: str) -> 
             for fork in forks:
                 assert await fork.fs.read_text("note") == "kept" and fork.tags == {"a": "b"}
         assert (await box.refresh()).status is sandkeep.SessionStatus.STOPPED
+
+
+async def test_only_a_stopped_sandbox_is_destroyed_if_asked_so(name: str) -> None:
+    box = await sandkeep.create_sandbox(name)
+    with pytest.raises(WrongState, match="running"):
+        await box.destroy(only_stopped=True)
+    await box.run_process("true", check=True)
+    stopped = await box.stop()
+    await box.destroy(delete_snapshots=False, only_stopped=True)
+    assert stopped.snapshot is not None
+    orphaned = sandkeep.query_snapshots(sandkeep.SnapshotQuery(orphaned=True))
+    assert stopped.snapshot.id in [snapshot.id async for snapshot in orphaned]
+    source = sandkeep.SnapshotSource(stopped.snapshot.id)
+    async with sandkeep.create_sandbox(name, source=source):
+        assert stopped.snapshot.id not in [snapshot.id async for snapshot in orphaned]
+    await sandkeep.delete_snapshot(stopped.snapshot.id)
+    assert stopped.snapshot.id not in [snapshot.id async for snapshot in orphaned]

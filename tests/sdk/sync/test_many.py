@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from sandkeep import sync as sandkeep
-from sandkeep.errors import InvalidRequest, NameTaken, NotFound, SessionStopped
+from sandkeep.errors import InvalidRequest, NameTaken, NotFound, SessionStopped, WrongState
 
 
 def _names(prefix: str) -> list[str]:
@@ -73,3 +73,20 @@ def test_forks_of_a_stopped_sandbox_start_from_its_snapshot(name: str) -> None:
             for fork in forks:
                 assert fork.fs.read_text("note") == "kept" and fork.tags == {"a": "b"}
         assert (box.refresh()).status is sandkeep.SessionStatus.STOPPED
+
+
+def test_only_a_stopped_sandbox_is_destroyed_if_asked_so(name: str) -> None:
+    box = sandkeep.create_sandbox(name)
+    with pytest.raises(WrongState, match="running"):
+        box.destroy(only_stopped=True)
+    box.run_process("true", check=True)
+    stopped = box.stop()
+    box.destroy(delete_snapshots=False, only_stopped=True)
+    assert stopped.snapshot is not None
+    orphaned = sandkeep.query_snapshots(sandkeep.SnapshotQuery(orphaned=True))
+    assert stopped.snapshot.id in [snapshot.id for snapshot in orphaned]
+    source = sandkeep.SnapshotSource(stopped.snapshot.id)
+    with sandkeep.create_sandbox(name, source=source):
+        assert stopped.snapshot.id not in [snapshot.id for snapshot in orphaned]
+    sandkeep.delete_snapshot(stopped.snapshot.id)
+    assert stopped.snapshot.id not in [snapshot.id for snapshot in orphaned]

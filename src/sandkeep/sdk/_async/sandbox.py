@@ -236,16 +236,20 @@ class Sandbox(SandboxState, Runner):
             stopped = await self._stop(self._recovery.session)
         return stopped
 
-    async def destroy(self, *, delete_snapshots: bool = True) -> None:
+    async def destroy(self, *, delete_snapshots: bool = True, only_stopped: bool = False) -> None:
         """Stop and delete the sandbox in any state. Its name is free afterwards.
 
         Args:
             delete_snapshots: delete its snapshots too, except those that are in use elsewhere.
+            only_stopped: refuse to if a session runs.
 
         Raises:
             NotFound: it no longer exists.
+            WrongState: with ``only_stopped``: a session runs; nothing has changed.
         """
         query = {"deleteOrphanSnapshots": "true"} if delete_snapshots else {}
+        if only_stopped:
+            query["onlyStopped"] = "true"
         try:
             await self._transport.request("DELETE", self._path(), query=query, timeout=STOP_SECONDS)
         except TransportError as error:

@@ -184,7 +184,7 @@ async def update_sandbox(call: RequestContext) -> Reply:
     summary="End and delete a sandbox",
     query=DeleteSandboxQuery,
     response=SandboxDeleted,
-    errors=(*REFUSALS, "not_found"),
+    errors=(*REFUSALS, "not_found", "conflict"),
 )
 async def delete_sandbox(call: RequestContext) -> Reply:
     query = call.query(DeleteSandboxQuery)
@@ -194,6 +194,7 @@ async def delete_sandbox(call: RequestContext) -> Reply:
         call.params["name"],
         delete_orphan_snapshots=query.delete_orphan_snapshots,
         session=given(query.session, None),
+        only_stopped=query.only_stopped,
     )
     return json_reply(SandboxDeleted(sandbox=present.sandbox(call.engine, row, project=scope.shown)))
 
