@@ -283,6 +283,7 @@ def test_queries_are_read_from_text() -> None:
     )
     assert (query.limit, query.sort, query.sort_order) == (10, SandboxSort.NAME, SortOrder.ASC)
     assert query.wanted == {"t": "2:3", "u": ""}
+    assert convert(queries.ListSandboxesQuery, parameters("tags=")).wanted == {}
     assert convert(queries.ListSandboxesQuery, {}).sort is SandboxSort.CREATED_AT
     assert convert(queries.GetSandboxQuery, parameters("resume=false&resume=true")).resume
     assert not convert(queries.GetSandboxQuery, parameters("resume=false")).resume

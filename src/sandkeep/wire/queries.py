@@ -42,11 +42,12 @@ class ListSandboxesQuery(Body, kw_only=True, frozen=True):
     status: SessionStatus | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        for index, tag in enumerate(self.tags):
-            key, colon, _ = tag.partition(":")
+        found: dict[str, str] = {}
+        for tag in filter(None, self.tags):
+            key, colon, value = tag.partition(":")
             if not colon:
                 refuse("tags", "must be KEY:VALUE")
-            if any(other != tag and other.startswith(f"{key}:") for other in self.tags[:index]):
+            if found.setdefault(key, value) != value:
                 refuse("tags", f"has two values for {key}")
         if self.name_prefix and self.sort_by not in (UNSET, SandboxSort.NAME):
             refuse("namePrefix", "is possible only with sortBy=name")
@@ -59,7 +60,7 @@ class ListSandboxesQuery(Body, kw_only=True, frozen=True):
     @property
     def wanted(self) -> dict[str, str]:
         """Return the tags by key; a value may contain colons, a key may not."""
-        return {key: value for key, _, value in (tag.partition(":") for tag in self.tags)}
+        return {key: value for key, _, value in (tag.partition(":") for tag in self.tags if tag)}
 
 
 class ListSessionsQuery(Body, kw_only=True, frozen=True):
