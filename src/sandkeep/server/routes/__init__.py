@@ -1,6 +1,7 @@
 """Every endpoint, one module per noun.
 
 ``sandboxes``  create, get and resume, list, change, fork, delete
+``batches``    create and fork several at once
 ``sessions``   list, get, stop, extend, snapshot, checkpoint, network policy, terminals, usage
 ``commands``   commands, as official clients call processes: run, get, wait, logs, signals, input
 ``processes``  processes in full: records of every kind, exact output, processes observed elsewhere
