@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from sandkeep.sdk._async.api import (
         bind,
+        create_many,
         create_sandbox,
         default_client,
         delete_drive,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from sandkeep.sdk._async.client import Client
     from sandkeep.sdk._async.files import Files
     from sandkeep.sdk._async.images import Images
+    from sandkeep.sdk._async.many import SandboxBatch
     from sandkeep.sdk._async.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
     from sandkeep.sdk._async.paging import Listing, Page
     from sandkeep.sdk._async.process import Process
@@ -129,9 +131,9 @@ if TYPE_CHECKING:
 _WHERE = {
     "version": "__version__",
     "errors": "SandkeepError",
-    "sdk._async.api": "bind create_sandbox default_client delete_drive delete_snapshot fork_drive "
-    "fork_sandbox get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session get_snapshot "
-    "query_drives query_sandboxes query_sessions query_snapshots resume_sandbox",
+    "sdk._async.api": "bind create_many create_sandbox default_client delete_drive delete_snapshot "
+    "fork_drive fork_sandbox get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session "
+    "get_snapshot query_drives query_sandboxes query_sessions query_snapshots resume_sandbox",
     "sdk._async.client": "Client",
     "sdk._async.batch": "Batch",
     "sdk._async.files": "Files",
@@ -140,6 +142,7 @@ _WHERE = {
     "sdk._async.paging": "Listing Page",
     "sdk._async.process": "Process",
     "sdk._async.running": "SandboxUser",
+    "sdk._async.many": "SandboxBatch",
     "sdk._async.sandbox": "Sandbox",
     "sdk._async.secrets": "Secrets",
     "sdk._async.streams": "ByteReader StdinWriter TextReader",
@@ -219,6 +222,7 @@ __all__ = [
     "Route",
     "Rule",
     "Sandbox",
+    "SandboxBatch",
     "SandboxGroup",
     "SandboxInfo",
     "SandboxOptions",
@@ -257,6 +261,7 @@ __all__ = [
     "Usage",
     "__version__",
     "bind",
+    "create_many",
     "create_sandbox",
     "default_client",
     "delete_drive",

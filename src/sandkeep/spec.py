@@ -46,7 +46,10 @@ _DEFAULTS: Final = {"cpus": DEFAULT_CPUS, "memory_mb": DEFAULT_MEMORY_MB}
 _BOUNDS: Final = {"memory_mb": (64, 16 << 20), "disk_mb": (1, 1 << 30), "pids": (16, 4_194_304)}
 """Least and most. The kernel has no more ids of processes than that."""
 MAX_PORTS = 15
-MAX_TAGS = 5
+MAX_TAGS = 64
+MAX_COMMENT = 1024
+MAX_BATCH = 100
+"""Sandboxes that one request can make."""
 MAX_MOUNTS = 4
 MAX_MOUNT_PATH = 256
 MAX_ENV_ENTRY = 131_071
@@ -252,7 +255,13 @@ def check_env(env: Mapping[str, str | None], *, field_path: str = "env", removal
         refuse(field_path, f"must be at most {MAX_ENV_TOTAL} bytes in total")
 
 
-def _check_tags(tags: Mapping[str, str]) -> None:
+def check_comment(comment: str) -> None:
+    """Check what a caller says of a snapshot: one line of text."""
+    check_text("comment", comment, limit=MAX_COMMENT)
+
+
+def check_tags(tags: Mapping[str, str]) -> None:
+    """Check that a sandbox can have these tags."""
     expect("tags", tags, Mapping, "a mapping of keys to values")
     if len(tags) > MAX_TAGS:
         refuse("tags", f"at most {MAX_TAGS} are allowed, not {len(tags)}")
@@ -497,7 +506,7 @@ class SandboxSpec:
                 refuse("delete_after", f"must be zero or at least {SHORTEST_LIFETIME.seconds} second")
             object.__setattr__(self, "delete_after", self.delete_after or None)
         check_env(self.env)
-        _check_tags(self.tags)
+        check_tags(self.tags)
         _check_mounts(self.mounts)
         if self.snapshot_expiration is not None:
             check_duration("snapshot_expiration", self.snapshot_expiration, zero=True)

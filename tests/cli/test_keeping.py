@@ -75,7 +75,10 @@ def test_a_long_line_of_snapshots_comes_in_pages(cli: Program, box: str) -> None
 
 def test_a_checkpoint_lets_the_sandbox_run(cli: Program, box: str) -> None:
     keep(cli, box, "before")
-    taken = cli("checkpoint", "--json", box).json
+    taken = cli("checkpoint", "--json", box, "--comment", "before it").json
+    assert taken["comment"] == "before it"
+    assert "before it" in cli("snapshots", "ls", "--name", box).text
+    assert "before it" in cli("snapshots", "get", taken["id"]).text
     assert taken["method"] == "checkpoint"
     assert cli("config", "list", box, "--json").json["status"] == "running"
     keep(cli, box, "after")

@@ -21,7 +21,7 @@ def three(cli: Program, name: str) -> Iterator[list[str]]:
     """Three sandboxes with a common prefix and a label each."""
     names = [f"{name}-{letter}" for letter in "abc"]
     for index, each in enumerate(names):
-        cli("create", "--silent", "--name", each, "--tag", f"place={name}-{index}")
+        cli("create", "--silent", "--name", each, "--tag", f"place={name}-{index}", "-t", "of=three")
     yield names
     cli("rm", "--delete-orphan-snapshots", *names)
 
@@ -167,7 +167,11 @@ def test_removing_by_tag_or_prefix_needs_confirmation(cli: Program, name: str, t
     assert "--all, --tag or --prefix" in cli.fails("rm", status=2)
     assert "--all, --tag or --prefix" in cli.fails("rm", "--all", three[0], status=2)
     assert cli("ls", "-q", "--name-prefix", name).text.split() == three
-    assert cli("rm", "--tag", f"place={name}-1", "--yes").text.split() == [three[1]]
+    both = ["--tag", f"place={name}-1", "--tag", "of=three"]
+    assert cli("rm", *both, "--tag", "no=such", "--yes").err == "no such sandbox\n"
+    assert "place is given twice" in cli.fails("rm", *both, "--tag", "place=x", "--yes", status=2)
+    assert cli("ls", "-q", *both).text.split() == [three[1]]
+    assert cli("rm", *both, "--yes").text.split() == [three[1]]
     assert cli("ls", "-q", "--name-prefix", name).text.split() == [three[0], three[2]]
     done = cli("rm", "--json", "--prefix", f"{name}-", "-y").json
     assert done == [{"name": each, "removed": True} for each in (three[0], three[2])]
@@ -349,3 +353,40 @@ def test_a_team_has_projects_of_its_own(cli: Program, local: Program, name: str)
     assert f"no sandbox named {name}" in local.fails("rm", name)
     assert "is not valid for team" in cli.fails("rm", name, "--scope", "others")
     local("rm", name, "--scope", "others")
+
+
+def test_many_forks_are_made_at_once(cli: Program, name: str, box: str) -> None:
+    forks = [f"{name}-fork-{number}" for number in (1, 2, 3)]
+    assert cli("fork", box, "--live", "--name", f"{name}-fork", "--count", "3").text.split() == forks
+    assert len(cli("snapshots", "ls", "--name", box, "--json").json["snapshots"]) == 1
+    assert "exists" in cli.fails("fork", box, "--name", f"{name}-fork", "--count", "5")
+    assert cli("ls", "-q", "--name-prefix", f"{name}-fork").text.split() == forks
+    made = cli("fork", box, "--count", "2", "--json").json
+    assert len({each["name"] for each in made}) == 2
+    assert "--connect" in cli.fails("fork", box, "--count", "2", "--connect", status=2)
+    cli("rm", *forks, *(each["name"] for each in made), "--delete-orphan-snapshots")
+
+
+def test_pruning_removes_what_stopped_long_ago_and_what_no_sandbox_has(local: Program, name: str) -> None:
+    project = ["--project", name]
+    for each in ("runs", "stopped", "gone", "tagged"):
+        local("create", "--silent", "--name", each, "--tag", f"is={each}", *project)
+    local("stop", "stopped", "gone", "tagged", *project)
+    local("rm", "gone", *project)
+    [orphan] = [
+        each["id"]
+        for each in local("snapshots", "ls", "--json", *project).json["snapshots"]
+        if each["id"] in local("prune", "--older-than", "0", "--dry-run", "-q", *project).text
+    ]
+    assert local("prune", *project).err == "nothing to remove\n"
+    assert "confirm with --yes" in local.fails("prune", "--older-than", "0", *project, status=2)
+    shown = local("prune", "--older-than", "0", "--dry-run", *project)
+    assert "stopped" in shown.text and orphan in shown.text and "runs" not in shown.text
+    assert "would remove 2 stopped sandboxes and 1 snapshot of" in shown.err
+    assert local("prune", "--older-than", "0", "--tag", "is=tagged", "--yes", *project).text == "tagged\n"
+    done = local("prune", "--older-than", "0", "--yes", "--json", *project).json
+    assert done == [{"name": "stopped", "removed": True}, {"name": orphan, "removed": True}]
+    assert local("ls", "--all", "-q", *project).text.split() == ["runs"]
+    left = local("snapshots", "ls", "--json", *project).json["snapshots"]
+    assert {each["status"] for each in left} == {"deleted"}
+    local("rm", "runs", *project)

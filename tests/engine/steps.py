@@ -338,6 +338,37 @@ async def _check_fork(world: World) -> None:
     await world.files("box", "f", "g")
 
 
+async def _fork_many(world: World) -> None:
+    await world.engine.batches.fork(world.project, "box", {"name": "many"}, 3)
+
+
+async def _check_fork_many(world: World) -> None:
+    """All of them are there and run, or none is."""
+    names = [f"many-{number}" for number in (1, 2, 3)]
+    there = [name for name in names if world.exists(name)]
+    assert there in ([], names), there
+    assert not world.engine.store.sandboxes.of_batches_everywhere()
+    if not there:
+        await _fork_many(world)
+    for name in ("box", *names):
+        await world.files(name, "f", "g")
+
+
+async def _fail_to_fork_many(world: World) -> None:
+    await world.create("many-2")
+    try:
+        await _fork_many(world)
+    except SandkeepError:
+        return
+    raise AssertionError("it was to fail")
+
+
+async def _check_no_forks(world: World) -> None:
+    assert not world.exists("many-1") and not world.exists("many-3")
+    assert not world.engine.store.sandboxes.of_batches_everywhere()
+    await world.files("box", "f", "g")
+
+
 async def _fail_to_create(world: World) -> None:
     try:
         await world.create("new", image="nothing-of-that-name")
@@ -505,6 +536,8 @@ OPERATIONS: dict[str, Operation] = {
     "create": Operation(_nothing, lambda world: _discard(world.create("new")), _check_new),
     "create that fails": Operation(_nothing, _fail_to_create, _check_no_new),
     "fork": Operation(_stopped_box, _fork, _check_fork),
+    "fork many": Operation(_stopped_box, _fork_many, _check_fork_many),
+    "fork many that fails": Operation(_stopped_box, _fail_to_fork_many, _check_no_forks),
     "resume": Operation(_stopped_box, lambda world: _discard(world.resume("box")), _check_box),
     "stop": Operation(_running_box, _stop, _check_box),
     "stop without keeping": Operation(_volatile_box, _stop, _check_volatile),

@@ -130,11 +130,16 @@ def test_a_snapshot_that_was_cut_short_is_the_one_that_was_asked_for(
     started = lab.create("box", persistent=False)
     interrupted = Interrupted(lab, monkeypatch, "publish_layer")
     with pytest.raises(TransportError):
-        lab.do(lab.engine.sessions.snapshot(lab.project, started.session.id, lifetime_ms=3 * DAY_MS))
+        lab.do(
+            lab.engine.sessions.snapshot(
+                lab.project, started.session.id, lifetime_ms=3 * DAY_MS, comment="asked for"
+            )
+        )
     interrupted.over()
     lab.reopen()
     (snapshot,) = lab.engine.store.snapshots.page(lab.project).items
     assert (snapshot.method, snapshot.expiry_asked) == (SnapshotMethod.MANUAL, True)
+    assert snapshot.comment == "asked for"
     assert snapshot.expires_ms == snapshot.created_ms + 3 * DAY_MS
     assert kinds(lab, started.sandbox.id).count("snapshot.created") == 1
 

@@ -22,7 +22,10 @@ from sandkeep.store.rows import (
 def drop_columns_since_sealed_policies(run: Callable[[str], object]) -> None:
     """Take back what the steps after ``sealed_policies`` add, so that they can be applied again."""
     run("DROP INDEX sandboxes_by_lifetime")
-    for column in ("exact_resources", "destroy_on_stop", "delete_after_ms", "delete_at_ms"):
+    for index in ("sandboxes_by_batch", "sessions_by_source"):
+        run(f"DROP INDEX {index}")
+    run("ALTER TABLE snapshots DROP COLUMN comment")
+    for column in ("exact_resources", "destroy_on_stop", "delete_after_ms", "delete_at_ms", "batch"):
         run(f"ALTER TABLE sandboxes DROP COLUMN {column}")
     for table in ("sandboxes", "sessions"):
         run(f"ALTER TABLE {table} DROP COLUMN asked_limits")

@@ -96,7 +96,7 @@ def test_a_sandbox_reads_back_as_it_was_written(store: Store) -> None:
         total_egress_bytes=1 << 60,
     )
     unset = [f.name for f in fields(box) if getattr(box, f.name) is None]
-    assert unset == ["current_session", "current_snapshot", "destroying"]
+    assert unset == ["current_session", "current_snapshot", "destroying", "batch"]
     store.sandboxes.add(box)
     assert store.sandboxes.get("p", "full") == box
     assert store.sandboxes.find_by_id("p", box.id) == box
@@ -130,7 +130,7 @@ def test_an_update_changes_only_what_it_names(store: Store) -> None:
     )
     cleared = store.sandboxes.update("p", "a", now_ms=10, keep_last_snapshots=None, tags={})
     assert cleared.tags == {}
-    assert not store.sandboxes.page("p", tag=("x", "1")).items
+    assert not store.sandboxes.page("p", tags={"x": "1"}).items
     with pytest.raises(NotFound):
         store.sandboxes.update("q", "a", now_ms=11, timeout_ms=1)
 
@@ -141,9 +141,12 @@ def test_listing_filters_by_prefix_tag_and_status(store: Store) -> None:
     asc = PageRequest(order="asc")
     names = [box.name for box in store.sandboxes.page("p", asc, name_prefix="ab").items]
     assert names == ["ab", "ab-z", "ab_z", "abc"], "a prefix sorts by name, in the order of bytes"
-    assert [b.name for b in store.sandboxes.page("p", tag=("n", "b")).items] == ["b"]
-    assert len(store.sandboxes.page("p", tag=("all", "y:z")).items) == 7
-    assert not store.sandboxes.page("p", tag=("all", "y")).items
+    assert [b.name for b in store.sandboxes.page("p", tags={"n": "b"}).items] == ["b"]
+    assert len(store.sandboxes.page("p", tags={"all": "y:z"}).items) == 7
+    assert not store.sandboxes.page("p", tags={"all": "y"}).items
+    both = {"all": "y:z", "n": "abc"}
+    assert [b.name for b in store.sandboxes.page("p", tags=both).items] == ["abc"]
+    assert not store.sandboxes.page("p", tags={**both, "other": ""}).items
     assert not store.sandboxes.page("p", name_prefix="é%_").items
     assert len(store.sandboxes.page("p", status=S.PENDING).items) == 7
     assert not store.sandboxes.page("p", status=S.RUNNING).items

@@ -76,7 +76,7 @@ def test_what_is_there_throughout_is_seen_once_and_in_order(
             PageRequest(limit=limit, cursor=cursor, order=order),
             sort=sort,
             name_prefix=prefix,
-            tag=("t", "1") if tagged else None,
+            tags={"t": "1"} if tagged else None,
         )
         assert len(page.items) <= limit
         seen += page.items

@@ -307,7 +307,7 @@ def test_everyday_queries_are_served_by_indexes(tmp_path: Path) -> None:
     cursor = store.sandboxes.page("p", PageRequest(limit=1)).next
     store.sandboxes.page("p", PageRequest(cursor=cursor))
     for sort in ("created", "name", "status_updated"):
-        store.sandboxes.page("p", sort=sort, tag=("a", "b"))
+        store.sandboxes.page("p", sort=sort, tags={"a": "b", "c": "d"})
     store.sandboxes.page("p", name_prefix="a")
     store.sandboxes.get("p", "a")
     store.sessions.page("p")

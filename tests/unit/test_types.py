@@ -133,7 +133,7 @@ def test_official_clients_have_memory_by_the_processor() -> None:
         (lambda: SandboxSpec(env={"A=B": ""}), 'env["A=B"]'),
         (lambda: SandboxSpec(env={"A": "x\0"}), 'env["A"]'),
         (lambda: SandboxSpec(env={"A": "x" * 131_070}), 'env["A"]'),
-        (lambda: SandboxSpec(tags={str(n): "" for n in range(6)}), "tags"),
+        (lambda: SandboxSpec(tags={str(n): "" for n in range(65)}), "tags"),
         (lambda: SandboxSpec(tags={"a:b": ""}), 'tags["a:b"]'),
         (lambda: SandboxSpec(mounts={"/a/../b": Mount("d")}), 'mounts["/a/../b"]'),
         (lambda: SandboxSpec(mounts={"a": Mount("d")}), 'mounts["a"]'),

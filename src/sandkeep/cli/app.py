@@ -78,9 +78,12 @@ class App:
     def project(self) -> str | None:
         return self._project or os.environ.get("SANDKEEP_PROJECT") or None
 
-    def sandbox(self, name: str) -> Sandbox:
-        """Return a handle for an existing sandbox, without starting it."""
-        return self.client.get_sandbox(name)
+    def sandbox(self, name: str, *, auto_resume: bool | None = None) -> Sandbox:
+        """Return a handle for an existing sandbox, without starting it.
+
+        With ``auto_resume`` its operations start a session if none runs, also one without earlier files.
+        """
+        return self.client.get_sandbox(name, auto_resume=auto_resume)
 
     def note(self, text: str) -> None:
         """Print something that is not a result, on standard error; not with ``--quiet``."""

@@ -34,6 +34,7 @@ from sandkeep.errors import (
     NotFound,
     SandkeepError,
     ServerUnreachable,
+    SessionStopped,
     SnapshotGone,
     Unauthenticated,
 )
@@ -142,7 +143,7 @@ def hint_for(error: SandkeepError, command: str = "") -> str | None:
     if isinstance(error, NotFound) and error.details.get("image"):
         fetch = f"'sandkeep images pull {error.details['image']}' pulls it, " if command else ""
         return f"{fetch}'sandkeep images ls' lists the images"
-    if isinstance(error, SnapshotGone | DriveAttached | ConfigurationDiffers):
+    if isinstance(error, SnapshotGone | DriveAttached | ConfigurationDiffers | SessionStopped):
         return _command_for(error, command)
     return error.hint or _command_for(error, command)
 
@@ -157,6 +158,9 @@ def _command_for(error: SandkeepError, command: str) -> str | None:
         listed = _LISTED_BY.get(str(kind), "")
         listed = listed.replace("NAME", str(error.details.get("sandbox", "NAME")))
         return f"'{listed}' lists what exists" if listed else None
+    if isinstance(error, SessionStopped):
+        box = error.details.get("sandbox")
+        return f"'sandkeep connect {box}' starts it again" if box else error.hint
     if isinstance(error, NameTaken):
         taken = error.details.get("name", "NAME")
         return f"'sandkeep connect {taken}' opens a shell in it; a new one needs another name"

@@ -94,6 +94,15 @@ def only_one(ctx: click.Context, param: click.Parameter, value: tuple[R, ...]) -
     return found[0] if found else None
 
 
+def by_key(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Return pairs as a mapping; refuse a key that is given twice with different values."""
+    found: dict[str, str] = {}
+    for key, each in value:
+        if found.setdefault(key, each) != each:
+            raise click.BadParameter(f"{key} is given twice with different values", ctx, param)
+    return found
+
+
 def argument(name: str, *, metavar: str, help: str, **kwargs: Any) -> Callable[[F], F]:
     return click.argument(name, cls=Argument, metavar=metavar, help=help, **kwargs)
 

@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "ls": Entry("sandboxes", "ls", "list sandboxes", SANDBOXES),
     "stop": Entry("sandboxes", "stop", "stop sandboxes and keep their files", SANDBOXES),
     "rm": Entry("sandboxes", "rm", "remove sandboxes for good", SANDBOXES),
+    "prune": Entry("prune", "prune", "remove what has been stopped for long", SANDBOXES),
     "config": Entry("config", "config", "show and change the configuration of a sandbox", SANDBOXES),
     "exec": Entry("execute", "exec_", "run a command in an existing sandbox", PROCESSES),
     "connect": Entry("execute", "connect", "open a shell in an existing sandbox", PROCESSES),
@@ -76,7 +77,6 @@ _NOT_NEEDED: Final = {
     "logout": "there is nothing to log out of; a token is given with --token or SANDKEEP_TOKEN",
     "telemetry": "nothing is collected",
     "rename": "a sandbox keeps its name; 'sandkeep fork NAME --name OTHER' creates another with its files",
-    "prune": "only what has expired is removed by itself; 'sandkeep rm --help' says how to remove many",
     "restart": "'sandkeep stop NAME' ends the session, and the next command in NAME starts another",
 }
 """Commands of other tools that sandkeep does not need, and why."""
@@ -94,7 +94,7 @@ _ELSEWHERE: Final = {
     "history": "sandkeep events NAME",
 }
 """Commands of other tools, and the sandkeep command that does the same."""
-_DESTRUCTIVE: Final = frozenset({"rm", "remove", "stop", "kill", "rollback", "repair", "uninstall"})
+_DESTRUCTIVE: Final = frozenset({"rm", "remove", "stop", "kill", "rollback", "repair", "prune", "uninstall"})
 _SIMILARITY: Final = 0.66
 """How similar a word must be to a command to be taken for a typing error."""
 

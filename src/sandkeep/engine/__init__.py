@@ -5,6 +5,7 @@
 ``settings``    what an operator configures for an installation
 ``checks``      whether the values of settings are usable
 ``sandboxes``   create, get, resume, fork, change, destroy
+``batches``     several sandboxes by one request, all of them or none
 ``sessions``    operations of callers on sessions, the gate, the watch, restarts of the server
 ``starting``    starts a session: row, host, network, content
 ``endings``     ends a session; can be repeated after a crash at any step

@@ -34,6 +34,7 @@ class Endings:
         *,
         method: SnapshotMethod = SnapshotMethod.AUTOMATIC,
         lifetime_ms: int | None = None,
+        comment: str | None = None,
         discard: bool = False,
         reason: str | None = None,
     ) -> Session:
@@ -50,7 +51,7 @@ class Endings:
             keep = sandbox is not None and (session.persistent or sandbox.persistent or wanted)
             if sandbox is not None and sandbox.destroy_on_stop:
                 keep = False
-            ending = Ending(keep, method, lifetime_ms, reason)
+            ending = Ending(keep, method, lifetime_ms, reason, comment)
         if discard:
             ending = replace(ending, keep=False)
         if session.status in (SessionStatus.PENDING, SessionStatus.RUNNING):
@@ -68,11 +69,14 @@ class Endings:
         *,
         method: SnapshotMethod = SnapshotMethod.AUTOMATIC,
         lifetime_ms: int | None = None,
+        comment: str | None = None,
         discard: bool = False,
     ) -> tuple[Session, Snapshot | None]:
         """End every process, keep the files that are to be kept, record the end."""
         await self._context.make_room()
-        session = self.intend(session, method=method, lifetime_ms=lifetime_ms, discard=discard)
+        session = self.intend(
+            session, method=method, lifetime_ms=lifetime_ms, comment=comment, discard=discard
+        )
         ending = session.ending
         assert ending is not None
         sandbox = self._context.sandbox_of(session)

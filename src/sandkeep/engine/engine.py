@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from sandkeep.engine import fetching
 from sandkeep.engine.adoption import Adopted, Adoption
+from sandkeep.engine.batches import Batches
 from sandkeep.engine.context import Context
 from sandkeep.engine.drives import Drives
 from sandkeep.engine.files import Files
@@ -72,12 +73,13 @@ class Engine:
         self.processes = Processes(context, self.sessions)
         self.files = Files(context, self.sessions)
         self.sandboxes = Sandboxes(context, self.sessions, self.snapshots)
+        self.batches = Batches(context, self.sandboxes)
         self.drives = Drives(context)
         self.images = Images(context)
         self.repairs = Repairs(context, self.snapshots)
         self.garbage = Garbage(context)
         self.damage = context.damage
-        self.upkeep = Upkeep(context, self.sessions, self.snapshots, self.sandboxes)
+        self.upkeep = Upkeep(context, self.sessions, self.snapshots, self.sandboxes, self.batches)
         self.adopted: list[Adopted] = []
         """What was recovered when the data directory was opened with ``adopt``."""
 
@@ -166,6 +168,7 @@ class Engine:
         await self._context.alone("recover", self.storage.recover_layers())
         await self._context.alone("mend", self.damage.mend())
         await self.sessions.reconcile()
+        await self.batches.finish()
         await self.sandboxes.finish_removals()
         for session in self.store.sessions.active_on_host(self.driver.host):
             if session.status is SessionStatus.RUNNING:

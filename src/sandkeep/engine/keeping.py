@@ -50,6 +50,7 @@ class Keeping:
             size_bytes=await self._measure(published),
             method=SnapshotMethod(ending.method),
             lifetime_ms=ending.lifetime_ms,
+            comment=ending.comment,
             make_current=ending.method == SnapshotMethod.MANUAL or not self._chosen(sandbox, session),
         )
 
@@ -79,6 +80,7 @@ class Keeping:
         size_bytes: int | None,
         method: SnapshotMethod,
         lifetime_ms: int | None,
+        comment: str | None,
         make_current: bool,
     ) -> Snapshot:
         """Write the row of a published layer; with ``make_current`` the sandbox points to it."""
@@ -106,6 +108,7 @@ class Keeping:
             method=method,
             runtime=session.runtime,
             cwd=session.cwd,
+            comment=comment,
         )
         with self._store.transaction():
             if self._store.snapshots.find(snapshot_id) is None:
@@ -117,7 +120,9 @@ class Keeping:
                 )
         return self._store.snapshots.get(sandbox.project, snapshot_id)
 
-    async def checkpoint(self, session: Session, snapshot_id: str, lifetime_ms: int | None) -> Snapshot:
+    async def checkpoint(
+        self, session: Session, snapshot_id: str, lifetime_ms: int | None, comment: str | None
+    ) -> Snapshot:
         """Make a snapshot of a running session: its supervisor copies the files, then as in ``publish``."""
         sandbox = self._context.sandbox_of(session)
         if sandbox is None:
@@ -152,6 +157,7 @@ class Keeping:
                 size_bytes=size,
                 method=SnapshotMethod.CHECKPOINT,
                 lifetime_ms=lifetime_ms,
+                comment=comment,
                 make_current=False,
             )
             synced = await self.durable(session, snapshot)

@@ -34,6 +34,7 @@ from sandkeep.errors import (
     SessionStopping,
     SnapshotGone,
     TimeoutInvalid,
+    WrongState,
 )
 from sandkeep.host.rootfs import VENDOR_WORK, WORK
 from sandkeep.policy import NetworkPolicy
@@ -75,22 +76,28 @@ class Sandboxes:
     # --- create ------------------------------------------------------------------------------------------
 
     async def create(
-        self, project: str, spec: SandboxSpec, *, key: str | None = None, exact: bool = False
+        self,
+        project: str,
+        spec: SandboxSpec,
+        *,
+        key: str | None = None,
+        exact: bool = False,
+        batch: str | None = None,
     ) -> Started:
         """Create a sandbox and start its first session. If that fails there is no sandbox.
 
-        Of any number of calls with the same ``key`` one creates it and the others return it. ``exact``: a
-        runtime means that version and no other.
+        Of any number of calls with the same ``key`` one creates it and the others return it. ``exact``: a runtime
+        means that version and no other. One of a ``batch`` stays only if that comes to its end.
         """
         if spec.name is not None:
             name = check_name(spec.name)
         else:
             name = keyed_name(project, key) if key else new_name()
         async with self._context.lock(project, name):
-            made = self._made(project, name, key)
-            return made or await self._create_locked(project, name, spec, key, exact=exact)
+            made = self.made(project, name, key)
+            return made or await self._create_locked(project, name, spec, key, exact=exact, batch=batch)
 
-    def _made(self, project: str, name: str, key: str | None) -> Started | None:
+    def made(self, project: str, name: str, key: str | None) -> Started | None:
         """Return what an earlier call with the same key has created."""
         if key is None:
             return None
@@ -98,7 +105,14 @@ class Sandboxes:
         return None if found is None or found.id != keyed_id("box", project, key) else self.get(project, name)
 
     async def _create_locked(
-        self, project: str, name: str, spec: SandboxSpec, key: str | None = None, *, exact: bool = False
+        self,
+        project: str,
+        name: str,
+        spec: SandboxSpec,
+        key: str | None = None,
+        *,
+        exact: bool = False,
+        batch: str | None = None,
     ) -> Started:
         left = self._store.sandboxes.condemned(project, name)
         if left is not None:
@@ -118,7 +132,7 @@ class Sandboxes:
             image = await self._exact_image(spec) if exact and spec.runtime else self._image(spec)
         self._check_mounts(project, spec)
         cwd = await self._working_directory(project, spec, image, source)
-        sandbox = self.row(project, name, spec, image, source, cwd=cwd)
+        sandbox = replace(self.row(project, name, spec, image, source, cwd=cwd), batch=batch)
         if key is not None:
             sandbox = replace(sandbox, id=keyed_id("box", project, key))
         with self._store.transaction():
@@ -346,12 +360,28 @@ class Sandboxes:
         Values in ``changes`` replace inherited ones entirely. With ``live`` it starts from the current files
         of a running session of the source, by a checkpoint. ``key`` is as for ``create``.
         """
-        if live and "image" in changes:
-            refuse("live", "is of no use with an image, which the files would be of")
         if live and key is not None:
-            made = self._made(project, changes.get("name") or keyed_name(project, key), key)
+            made = self.made(project, changes.get("name") or keyed_name(project, key), key)
             if made is not None:
                 return made  # without another checkpoint
+        spec, left_out = await self.forked(project, source, changes, live=live, key=key)
+        return replace(await self.create(project, spec, key=key), left_out=left_out)
+
+    async def forked(
+        self,
+        project: str,
+        source: str,
+        changes: Mapping[str, Any],
+        *,
+        live: bool = False,
+        key: str | None = None,
+    ) -> tuple[SandboxSpec, str | None]:
+        """Return what a fork is made from, and the running session whose changes are not in it.
+
+        With ``live`` this takes a checkpoint.
+        """
+        if live and "image" in changes:
+            refuse("live", "is of no use with an image, which the files would be of")
         async with self._context.lock(project, source):
             # A session that was ending makes a snapshot: fork from that one.
             session, _ = await self._sessions.ask_locked(Operation.FORK, self.get(project, source).session)
@@ -371,9 +401,8 @@ class Sandboxes:
         snapshot = checkpoint or self._sessions.starting.source_of(origin)
         if snapshot is not None and "image" not in changes:
             spec = replace(spec, source=SnapshotSource(snapshot.id), image=None, runtime=origin.runtime)
-        made = await self.create(project, spec, key=key)
-        left_out = running is not None and not live and "image" not in changes
-        return replace(made, left_out=running.id) if running is not None and left_out else made
+        missing = running is not None and not live and "image" not in changes
+        return spec, running.id if running is not None and missing else None
 
     def spec_of(self, sandbox: Sandbox, *, shown: bool = False) -> SandboxSpec:
         """Return the configuration of a sandbox as a specification.
@@ -480,17 +509,22 @@ class Sandboxes:
         *,
         delete_orphan_snapshots: bool = False,
         session: str | None = None,
+        only_stopped: bool = False,
     ) -> Sandbox:
         """End and delete a sandbox in any state; its name is free afterwards.
 
         Its snapshots stay unless asked otherwise; those in use elsewhere stay in any case. ``session``
-        selects the sandbox that had this session, and no later one of the same name.
+        selects the sandbox that had this session, and no later one of the same name. With
+        ``only_stopped`` it is refused while there is an active session.
         """
         self._present(project, name)
         async with self._context.lock(project, name):
             sandbox = self._present(project, name)
             if session is not None and not self._had(sandbox, session):
                 raise NotFound(f"no sandbox named {name} with session {session}", kind="sandbox", name=name)
+            current = self._current_session(sandbox)
+            if only_stopped and current is not None and current.status in ACTIVE:
+                raise WrongState(f"{name} is {current.status}", session=current.id, status=current.status)
             condemned = await self._condemn_locked(sandbox, delete_orphan_snapshots=delete_orphan_snapshots)
             return await self._remove_locked(condemned)
 
@@ -580,6 +614,16 @@ class Sandboxes:
                 # The others are removed all the same; a later start removes this one.
                 self._context.log("removing a session failed", session=session, error=repr(error))
         collect_soon(self._context)
+
+    async def remove_of_batch(self, sandbox: Sandbox) -> None:
+        """Destroy a sandbox of a batch that did not come to its end, if it is still there."""
+        async with self._context.lock(sandbox.project, sandbox.name):
+            found = self._store.sandboxes.find_by_id(sandbox.project, sandbox.id)
+            if found is not None and found.batch is not None:
+                reason = "others of its batch could not be made"
+                if found.destroying is None:
+                    found = await self._condemn_locked(found, delete_orphan_snapshots=True, reason=reason)
+                await self._remove_locked(found)
 
     async def finish_removals(self) -> None:
         """Destroy the condemned sandboxes that a crash or a failure left."""

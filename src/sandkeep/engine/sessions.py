@@ -145,7 +145,12 @@ class Sessions:
                 await self.endings.end(self.endings.intend(found, reason=reason))
 
     async def snapshot(
-        self, project: str, session_id: str, *, lifetime_ms: int | None = None
+        self,
+        project: str,
+        session_id: str,
+        *,
+        lifetime_ms: int | None = None,
+        comment: str | None = None,
     ) -> tuple[Session, Snapshot]:
         """Keep a session's files in a snapshot, which ends it, whether its sandbox is persistent or not."""
         session = await self.require(project, session_id, Operation.SNAPSHOT)
@@ -154,7 +159,7 @@ class Sessions:
             session, _ = await self.ask_locked(Operation.SNAPSHOT, session)
             self._check_kept(session)
             ended, snapshot = await self.endings.end(
-                session, method=SnapshotMethod.MANUAL, lifetime_ms=lifetime_ms
+                session, method=SnapshotMethod.MANUAL, lifetime_ms=lifetime_ms, comment=comment
             )
         if snapshot is None:
             raise SessionStopped(
@@ -208,7 +213,13 @@ class Sessions:
             return extended
 
     async def checkpoint(
-        self, project: str, session_id: str, *, lifetime_ms: int | None = None, key: str | None = None
+        self,
+        project: str,
+        session_id: str,
+        *,
+        lifetime_ms: int | None = None,
+        comment: str | None = None,
+        key: str | None = None,
     ) -> tuple[Session, Snapshot]:
         """Make a snapshot of a running session. Calls with the same ``key`` make a single one."""
         now = self._context.now_ms()
@@ -220,7 +231,7 @@ class Sessions:
             if taken is not None and taken.project == project:
                 return self.get(project, session_id), taken
             running = await self.require(project, session_id, Operation.CHECKPOINT)
-            snapshot = await self._keeping.checkpoint(running, snapshot_id, lifetime_ms)
+            snapshot = await self._keeping.checkpoint(running, snapshot_id, lifetime_ms, comment)
             return self.get(project, session_id), snapshot
 
     # --- after a restart, and after failures -------------------------------------------------------------

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
+from sandkeep.engine.batches import Batches
 from sandkeep.engine.context import Context
 from sandkeep.engine.sandboxes import Sandboxes
 from sandkeep.engine.sessions import Sessions
@@ -37,10 +38,16 @@ class _Times(NamedTuple):
 
 class Upkeep:
     def __init__(
-        self, context: Context, sessions: Sessions, snapshots: Snapshots, sandboxes: Sandboxes
+        self,
+        context: Context,
+        sessions: Sessions,
+        snapshots: Snapshots,
+        sandboxes: Sandboxes,
+        batches: Batches,
     ) -> None:
         self._context = context
         self._sandboxes = sandboxes
+        self._batches = batches
         self._sessions = sessions
         self._snapshots = snapshots
         self._store = context.store
@@ -57,6 +64,7 @@ class Upkeep:
         chores: tuple[Callable[[], Awaitable[None]], ...] = (
             self._sync_snapshots,
             self._sessions.settle,
+            self._batches.finish,
             self._sandboxes.finish_removals,
             self._sandboxes.destroy_overdue,
             self._end_overdue,

@@ -18,6 +18,7 @@ from sandkeep.policy_json import authored
 from sandkeep.sdk.sandboxes import ConfigurationChanges
 from sandkeep.sdk.sandboxes import Duration as Duration
 from sandkeep.spec import (
+    MAX_BATCH,
     OPTIONS,
     GitSource,
     Mount,
@@ -156,6 +157,13 @@ def _as_given() -> Iterator[None]:
         if keyword in (None, name):
             raise
         refuse(f"{keyword}{dot}{rest}", error.details.get("problem", error.message))
+
+
+def check_count(count: int) -> None:
+    """Check how many sandboxes a request is to make."""
+    expect("count", count, int, "a number")
+    if not 1 <= count <= MAX_BATCH:
+        refuse("count", f"must be between 1 and {MAX_BATCH}, not {count}")
 
 
 def policy(value: NetworkPolicy) -> bytes:

@@ -6,11 +6,16 @@ everything is listed, newest first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from sandkeep.checks import expect, refuse
 from sandkeep.dataclass import dataclass
+from sandkeep.spec import check_tags
 from sandkeep.states import DriveSort, SandboxSort, SessionStatus, SnapshotStatus, SortOrder
+
+Parameters = dict[str, str | list[str]]
+"""Of a query string; a list is a parameter that is repeated."""
 
 
 def _check_limit(limit: int) -> None:
@@ -36,7 +41,7 @@ class _Query:
     def __post_init__(self) -> None:
         _check_limit(self.page_size)
 
-    def parameters(self) -> dict[str, str]:
+    def parameters(self) -> Parameters:
         """Return the parameters of the query string."""
         return {"limit": str(self.page_size), "sortOrder": self.order.value}
 
@@ -44,15 +49,20 @@ class _Query:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SandboxQuery(_Query):
     sort: ClassVar[SandboxSort]
-    tag: tuple[str, str] | None = None
-    """A key and value that the sandbox's tags must contain."""
+    tags: Mapping[str, str] | None = None
+    """Keys and values that the sandbox's tags must contain, all of them."""
     status: SessionStatus | None = None
 
-    def parameters(self) -> dict[str, str]:
+    def __post_init__(self) -> None:
+        _Query.__post_init__(self)
+        if self.tags is not None:
+            check_tags(self.tags)
+
+    def parameters(self) -> Parameters:
         """Return the parameters of the query string."""
-        found = {**_Query.parameters(self), "sortBy": self.sort.value}
-        if self.tag is not None:
-            found["tags"] = ":".join(self.tag)
+        found: Parameters = {**_Query.parameters(self), "sortBy": self.sort.value}
+        if self.tags:
+            found["tags"] = [f"{key}:{value}" for key, value in self.tags.items()]
         if self.status is not None:
             found["status"] = self.status.value
         return found
@@ -66,7 +76,7 @@ class SandboxQueryByName(_SandboxQuery):
     order: SortOrder = SortOrder.ASC
     prefix: str = ""
 
-    def parameters(self) -> dict[str, str]:
+    def parameters(self) -> Parameters:
         """Return the parameters of the query string."""
         found = _SandboxQuery.parameters(self)
         return {**found, "namePrefix": self.prefix} if self.prefix else found
@@ -99,7 +109,7 @@ class SessionQuery(_Query):
         _Query.__post_init__(self)
         _check_sandbox(self.sandbox)
 
-    def parameters(self) -> dict[str, str]:
+    def parameters(self) -> Parameters:
         """Return the parameters of the query string."""
         found = _Query.parameters(self)
         return found if self.sandbox is None else {**found, "name": self.sandbox}
@@ -111,18 +121,22 @@ class SnapshotQuery(_Query):
 
     sandbox: str | None = None
     status: SnapshotStatus | None = None
+    orphaned: bool = False
+    """Only those whose sandbox no longer exists and that no sandbox starts from."""
 
     def __post_init__(self) -> None:
         _Query.__post_init__(self)
         _check_sandbox(self.sandbox)
 
-    def parameters(self) -> dict[str, str]:
+    def parameters(self) -> Parameters:
         """Return the parameters of the query string."""
         found = _Query.parameters(self)
         if self.sandbox is not None:
             found["name"] = self.sandbox
         if self.status is not None:
             found["status"] = self.status.value
+        if self.orphaned:
+            found["orphaned"] = "true"
         return found
 
 
@@ -130,7 +144,7 @@ class SnapshotQuery(_Query):
 class _DriveQuery(_Query):
     sort: ClassVar[DriveSort]
 
-    def parameters(self) -> dict[str, str]:
+    def parameters(self) -> Parameters:
         """Return the parameters of the query string."""
         return {**_Query.parameters(self), "sortBy": self.sort.value}
 
@@ -143,7 +157,7 @@ class DriveQueryByName(_DriveQuery):
     order: SortOrder = SortOrder.ASC
     prefix: str = ""
 
-    def parameters(self) -> dict[str, str]:
+    def parameters(self) -> Parameters:
         """Return the parameters of the query string."""
         found = _DriveQuery.parameters(self)
         return {**found, "namePrefix": self.prefix} if self.prefix else found

@@ -196,6 +196,8 @@ class SandboxInfo:
     snapshot_retention: SnapshotRetention | None
     created_at: datetime
     updated_at: datetime
+    status_updated_at: datetime
+    """Since when it has its status: of a stopped sandbox, when it stopped."""
     usage: Usage
     """Resources used by all its ended sessions."""
     tier: Tier | None
@@ -234,6 +236,7 @@ class SandboxInfo:
             snapshot_retention=_retention(shown.keep_last_snapshots),
             created_at=moment(shown.created_at),
             updated_at=moment(shown.updated_at),
+            status_updated_at=moment(shown.status_updated_at) or moment(shown.updated_at),
             usage=Usage(
                 cpu=span(shown.total_active_cpu_duration_ms) or timedelta(),
                 duration=span(shown.total_duration_ms) or timedelta(),
@@ -395,6 +398,11 @@ class SandboxState:
     def updated_at(self) -> datetime:
         """Time of the last change."""
         return self._state.updated_at
+
+    @property
+    def status_updated_at(self) -> datetime:
+        """Since when it has its status: of a stopped sandbox, when it stopped."""
+        return self._state.status_updated_at
 
     @property
     def tier(self) -> Tier | None:

@@ -149,6 +149,8 @@ class Snapshot:
     last_used_at: datetime | None
     synced_at: datetime | None
     """Since when it survives a power failure; before that it survives only the end of every process."""
+    comment: str | None
+    """What the caller of ``snapshot`` or ``checkpoint`` said of it."""
 
     @classmethod
     def of(cls, shown: SnapshotObject) -> Snapshot:
@@ -164,6 +166,7 @@ class Snapshot:
             expires_at=moment(shown.expires_at),
             last_used_at=moment(shown.last_used_at),
             synced_at=moment(shown.synced_at),
+            comment=given(shown.comment),
         )
 
 

@@ -70,7 +70,7 @@ class RequestContext:
         return decode(kind, await self.request.body(limit or self.config.max_json_bytes))
 
     def query(self, kind: type[T]) -> T:
-        return convert(kind, self.request.query)
+        return convert(kind, self.request.parameters)
 
     def upload(self) -> Any:
         """Yield the body as it arrives."""

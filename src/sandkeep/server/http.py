@@ -98,7 +98,7 @@ class Request:
         """For the log only: the caller, and why the request was refused."""
         self._receive = receive
         self._headers: dict[bytes, bytes] | None = None
-        self._query: dict[str, str] | None = None
+        self._query: dict[str, list[str]] | None = None
         self.body_read = False
         self._torn = False
         """It is unknown how much of the body has been read."""
@@ -122,6 +122,11 @@ class Request:
     @property
     def query(self) -> dict[str, str]:
         """The query parameters; the last value of one that is repeated."""
+        return {name: values[-1] for name, values in self.parameters.items()}
+
+    @property
+    def parameters(self) -> dict[str, list[str]]:
+        """The query parameters with all their values."""
         if self._query is None:
             raw: bytes = self.scope["query_string"]
             try:
@@ -134,7 +139,9 @@ class Request:
                 # File names are bytes; everything else is text.
                 if name not in _PATHS and not _is_text(name + value):
                     raise InvalidRequest("the query string is not UTF-8", field="query")
-            self._query = dict(pairs)
+            self._query = {}
+            for name, value in pairs:
+                self._query.setdefault(name, []).append(value)
         return self._query
 
     def content_length(self) -> int | None:

@@ -213,6 +213,7 @@ def snapshot(row: Snapshot) -> SnapshotObject:
             last_used_at=row.last_used_ms,
             parent_id=row.parent,
             synced_at=row.synced_ms,
+            comment=row.comment,
         ),
     )
 

@@ -120,6 +120,15 @@ def input_and_metadata_of_processes(db: Database) -> None:
     db.run("ALTER TABLE processes ADD COLUMN metadata TEXT NOT NULL DEFAULT '{}'")
 
 
+def comments_and_batches(db: Database) -> None:
+    """Add what callers say of a snapshot, and which sandboxes are being made together."""
+    db.run("ALTER TABLE snapshots ADD COLUMN comment TEXT")
+    db.run("ALTER TABLE sandboxes ADD COLUMN batch TEXT")
+    db.run("CREATE INDEX sandboxes_by_batch ON sandboxes (batch) WHERE batch IS NOT NULL")
+    # Whether a snapshot is in use is asked for each that goes with its sandbox.
+    db.run("CREATE INDEX sessions_by_source ON sessions (source_snapshot) WHERE source_snapshot IS NOT NULL")
+
+
 STEPS: tuple[Step, ...] = (
     first_schema,
     secrets,
@@ -136,6 +145,7 @@ STEPS: tuple[Step, ...] = (
     lifetimes_of_sandboxes,
     independent_limits,
     input_and_metadata_of_processes,
+    comments_and_batches,
 )
 
 

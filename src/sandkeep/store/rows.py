@@ -75,6 +75,8 @@ class Ending:
     """The expiry that the caller asked for that snapshot."""
     reason: str | None = None
     """The reason, when no caller asked."""
+    comment: str | None = None
+    """What the caller says of that snapshot."""
 
 
 def _decode_mounts(text: str) -> dict[str, StoredMount]:
@@ -165,6 +167,8 @@ class Sandbox:
     asked_limits: Mapping[str, Any] | None = field(default=None, metadata=JSON.column)
     """The limits that the caller named, by field of `Resources`. ``None``, in rows of earlier versions: those
     of ``vcpus`` and ``memory_mb``, which otherwise show them to official clients."""
+    batch: str | None = None
+    """The batch that it is being made in; it goes if that does not come to its end."""
 
 
 class SandboxChanges(TypedDict, total=False):
@@ -299,6 +303,8 @@ class Snapshot:
     runtime: str | None = None
     cwd: str | None = None
     """Both are of the session that made it; ``None`` where unknown."""
+    comment: str | None = None
+    """What the caller who had it taken says of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ destroyed: `find`, `get` and lists do not return it, and its name is not free ye
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import chain
 from typing import Unpack
 
 from sandkeep.errors import NameTaken, NotFound, WrongState
@@ -97,6 +99,14 @@ class Sandboxes:
         """Return every project's sandboxes whose destruction is not complete."""
         return _TABLE.select(self._db, "destroying IS NOT NULL", order="created_ms, id")
 
+    def of_batches_everywhere(self) -> list[Sandbox]:
+        """Return every project's sandboxes whose batch is not complete, condemned or not."""
+        return _TABLE.select(self._db, "batch IS NOT NULL", order="created_ms, id")
+
+    def end_batch(self, project: str, batch: str) -> None:
+        """Let the sandboxes of a batch stay."""
+        self._db.run("UPDATE sandboxes SET batch = NULL WHERE project = $1 AND batch = $2", project, batch)
+
     def overdue_everywhere(self, *, now_ms: int) -> list[Sandbox]:
         """Return every project's sandboxes whose lifetime has ended and whose destruction has not begun."""
         return _TABLE.select(
@@ -126,19 +136,22 @@ class Sandboxes:
         *,
         sort: str = "created",
         name_prefix: str | None = None,
-        tag: tuple[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         status: SessionStatus | None = None,
     ) -> Page[Sandbox]:
-        """Return one page of the project's sandboxes. A name prefix implies the order by name."""
+        """Return one page of the sandboxes that have all of these tags. A prefix implies the order by name."""
         where = Conditions().add("sandboxes.project = {} AND sandboxes.destroying IS NULL", project)
         if name_prefix is not None:
             sort = "name"
             where.add_prefix("sandboxes.name", name_prefix)
-        if tag is not None:
+        if tags:
+            # Counted, because a query can join 64 tables at most.
+            either = " OR ".join(["(t.name = {} AND t.value = {})"] * len(tags))
             where.add(
-                "EXISTS (SELECT 1 FROM sandbox_tags AS t"
-                " WHERE t.sandbox = sandboxes.id AND t.name = {} AND t.value = {})",
-                *tag,
+                "(SELECT count(*) FROM sandbox_tags AS t"
+                f" WHERE t.sandbox = sandboxes.id AND ({either})) = {{}}",
+                *chain.from_iterable(tags.items()),
+                len(tags),
             )
         if status is not None:
             where.add("sandboxes.status = {}", status)

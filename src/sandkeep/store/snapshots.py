@@ -55,12 +55,28 @@ class Snapshots:
         return self._change(project, snapshot, now_ms, status=SnapshotStatus.DELETED)
 
     def page(
-        self, project: str, request: PageRequest | None = None, *, sandbox: str | None = None
+        self,
+        project: str,
+        request: PageRequest | None = None,
+        *,
+        sandbox: str | None = None,
+        orphaned: bool = False,
     ) -> Page[Snapshot]:
-        """Return a page by creation, tombstones included, of the project or of one sandbox (by id)."""
+        """Return a page by creation, tombstones included, of the project or of one sandbox (named by its id).
+
+        ``orphaned``: only those that exist, whose sandbox does not, and that nothing uses.
+        """
         where = Conditions().add("snapshots.project = {}", project)
         if sandbox is not None:
             where.add("snapshots.sandbox = {}", sandbox)
+        if orphaned:
+            where.add(
+                "snapshots.sandbox IS NULL AND snapshots.status = 'created'"
+                " AND NOT EXISTS (SELECT 1 FROM sandboxes AS other"
+                " WHERE other.current_snapshot = snapshots.id)"
+                " AND NOT EXISTS (SELECT 1 FROM sessions AS other WHERE other.source_snapshot = snapshots.id"
+                f" AND other.status IN ({ACTIVE_SQL}))"
+            )
         return _TABLE.page(self._db, where, CREATED, request or PageRequest())
 
     def live_of(self, project: str, sandbox: str) -> list[Snapshot]:
@@ -100,23 +116,32 @@ class Snapshots:
             self._db, "project = {} AND parent = {}", project, parent, order="created_ms, id"
         )
 
-    def pinned(self, project: str, *, apart_from: str | None = None) -> set[str]:
-        """Return the ids in use in the project, apart from uses by the sandbox ``apart_from`` (an id)."""
+    def pinned(self, project: str) -> set[str]:
+        """Return the ids in use in the project."""
         found = self._db.all(
             "SELECT current_snapshot FROM sandboxes"
-            " WHERE project = $1 AND current_snapshot IS NOT NULL AND id <> $2"
+            " WHERE project = $1 AND current_snapshot IS NOT NULL"
             " UNION SELECT source_snapshot FROM sessions"
-            f" WHERE project = $1 AND source_snapshot IS NOT NULL AND status IN ({ACTIVE_SQL})"
-            " AND sandbox <> $2",
+            f" WHERE project = $1 AND source_snapshot IS NOT NULL AND status IN ({ACTIVE_SQL})",
             project,
-            apart_from or "",
         )
         return {row[0] for row in found}
 
     def orphans(self, project: str, sandbox: str) -> list[Snapshot]:
         """Return the snapshots of a sandbox (by id) that no other uses; call before deleting the sandbox."""
-        used = self.pinned(project, apart_from=sandbox)
-        return [row for row in self.live_of(project, sandbox) if row.id not in used]
+        return _TABLE.select(
+            self._db,
+            "project = {} AND sandbox = {} AND status = 'created'"
+            " AND NOT EXISTS (SELECT 1 FROM sandboxes AS other"
+            " WHERE other.current_snapshot = snapshots.id AND other.id <> {})"
+            " AND NOT EXISTS (SELECT 1 FROM sessions AS other WHERE other.source_snapshot = snapshots.id"
+            f" AND other.sandbox <> {{}} AND other.status IN ({ACTIVE_SQL}))",
+            project,
+            sandbox,
+            sandbox,
+            sandbox,
+            order="created_ms DESC, id DESC",
+        )
 
     def mark_unwanted(self, project: str, snapshot: str, *, now_ms: int) -> Snapshot:
         """Mark a snapshot to be deleted with the last sandbox that uses it."""
@@ -127,12 +152,9 @@ class Snapshots:
         return _TABLE.select(
             self._db,
             "project = {} AND unwanted = 1 AND status = 'created'"
-            " AND id NOT IN (SELECT current_snapshot FROM sandboxes"
-            " WHERE project = {} AND current_snapshot IS NOT NULL)"
-            " AND id NOT IN (SELECT source_snapshot FROM sessions"
-            " WHERE project = {} AND sandbox IS NOT NULL AND source_snapshot IS NOT NULL)",
-            project,
-            project,
+            " AND NOT EXISTS (SELECT 1 FROM sandboxes AS other WHERE other.current_snapshot = snapshots.id)"
+            " AND NOT EXISTS (SELECT 1 FROM sessions AS other"
+            " WHERE other.source_snapshot = snapshots.id AND other.sandbox IS NOT NULL)",
             project,
             order="created_ms, id",
         )

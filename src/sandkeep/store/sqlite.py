@@ -32,7 +32,7 @@ _LEFT_FREE = 2 << 20
 _INDEX_BYTES = 64 << 10
 """Upper bound of the files that SQLite creates beside the database when it opens it."""
 _APPLICATION_ID = 0x736B6570
-_KEYS = tuple(str(number) for number in range(1, 100))
+_KEYS = tuple(str(number) for number in range(1, 200))
 _UNIQUE = {"SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"}
 _NO_ROOM = "no room left on its disk"
 _MAKE_ROOM = "make room there; 'sandkeep rm' deletes sandboxes also when the disk is full"

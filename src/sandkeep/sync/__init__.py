@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from sandkeep.sync.api import (
         bind,
+        create_many,
         create_sandbox,
         default_client,
         delete_drive,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from sandkeep.sync.client import Client
     from sandkeep.sync.files import Files
     from sandkeep.sync.images import Images
+    from sandkeep.sync.many import SandboxBatch
     from sandkeep.sync.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
     from sandkeep.sync.paging import Listing, Page
     from sandkeep.sync.process import Process
@@ -129,9 +131,9 @@ if TYPE_CHECKING:
 _WHERE = {
     "version": "__version__",
     "errors": "SandkeepError",
-    "sync.api": "bind create_sandbox default_client delete_drive delete_snapshot fork_drive "
-    "fork_sandbox get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session get_snapshot "
-    "query_drives query_sandboxes query_sessions query_snapshots resume_sandbox",
+    "sync.api": "bind create_many create_sandbox default_client delete_drive delete_snapshot "
+    "fork_drive fork_sandbox get_drive get_or_create_drive get_or_create_sandbox get_sandbox get_session "
+    "get_snapshot query_drives query_sandboxes query_sessions query_snapshots resume_sandbox",
     "sync.client": "Client",
     "sync.batch": "Batch",
     "sync.files": "Files",
@@ -140,6 +142,7 @@ _WHERE = {
     "sync.paging": "Listing Page",
     "sync.process": "Process",
     "sync.running": "SandboxUser",
+    "sync.many": "SandboxBatch",
     "sync.sandbox": "Sandbox",
     "sync.secrets": "Secrets",
     "sync.streams": "ByteReader StdinWriter TextReader",
@@ -217,6 +220,7 @@ __all__ = [
     "Route",
     "Rule",
     "Sandbox",
+    "SandboxBatch",
     "SandboxGroup",
     "SandboxInfo",
     "SandboxOptions",
@@ -255,6 +259,7 @@ __all__ = [
     "Usage",
     "__version__",
     "bind",
+    "create_many",
     "create_sandbox",
     "default_client",
     "delete_drive",

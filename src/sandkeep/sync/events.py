@@ -11,6 +11,7 @@ from sandkeep.sdk import retry
 from sandkeep.sync.listing import with_cursor
 from sandkeep.sync.transport import QUIET_SECONDS, Transport, decode, records
 from sandkeep.sdk._compat_sync import sleep
+from sandkeep.sdk.queries import Parameters
 from sandkeep.wire.v1 import EventObject, EventPage, EventRecord
 
 _PAGE = "100"
@@ -20,7 +21,7 @@ def events(
     transport: Transport, *, sandbox: str | None = None, kind: str | None = None, follow: bool = False
 ) -> Generator[EventObject, None, None]:
     """Yield events of a project or one sandbox whose kind starts with ``kind``, oldest first."""
-    query = {"sortOrder": "asc", "limit": _PAGE}
+    query: Parameters = {"sortOrder": "asc", "limit": _PAGE}
     if sandbox is not None:
         query["name"] = sandbox
     if kind is not None:
@@ -30,7 +31,7 @@ def events(
             yield event
 
 
-def _recorded(transport: Transport, query: dict[str, str]) -> Generator[EventObject, None, None]:
+def _recorded(transport: Transport, query: Parameters) -> Generator[EventObject, None, None]:
     """Yield the recorded events, oldest first."""
     cursor: str | None = None
     while True:
@@ -43,7 +44,7 @@ def _recorded(transport: Transport, query: dict[str, str]) -> Generator[EventObj
             return
 
 
-def _followed(transport: Transport, query: dict[str, str]) -> Generator[EventObject, None, None]:
+def _followed(transport: Transport, query: Parameters) -> Generator[EventObject, None, None]:
     """Yield recorded and then new events; reconnects if the connection is lost, and misses nothing."""
     cursor: str | None = None
     again = retry.Reconnecting()
@@ -60,7 +61,7 @@ def _followed(transport: Transport, query: dict[str, str]) -> Generator[EventObj
 
 
 def _records(
-    transport: Transport, query: dict[str, str], cursor: str | None
+    transport: Transport, query: Parameters, cursor: str | None
 ) -> Generator[EventRecord, None, None]:
     query = with_cursor({**query, "follow": "true"}, cursor)
     with (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sandkeep.sync.paging import Page
 from sandkeep.sync.transport import Transport, decode
-from sandkeep.sdk.queries import DriveQuery, SessionQuery, SnapshotQuery
+from sandkeep.sdk.queries import DriveQuery, Parameters, SessionQuery, SnapshotQuery
 from sandkeep.sdk.sandboxes import Session
 from sandkeep.sdk.values import Drive, Snapshot, SnapshotNode
 from sandkeep.wire.responses import DrivePage, SessionPage, SnapshotPage, SnapshotTree
@@ -15,7 +15,7 @@ from sandkeep.wire.responses import DrivePage, SessionPage, SnapshotPage, Snapsh
 _TREE_PAGE = 10
 
 
-def with_cursor(parameters: dict[str, str], cursor: str | None) -> dict[str, str]:
+def with_cursor(parameters: Parameters, cursor: str | None) -> Parameters:
     return parameters if cursor is None else {**parameters, "cursor": cursor}
 
 
@@ -23,7 +23,7 @@ def fetch_sessions(
     transport: Transport, query: SessionQuery, *, sandbox: str | None = None
 ) -> Callable[[str | None], Page[Session]]:
     """Return a function that fetches pages of sessions, of one sandbox if given."""
-    parameters = {**query.parameters(), **({} if sandbox is None else {"name": sandbox})}
+    parameters: Parameters = {**query.parameters(), **({} if sandbox is None else {"name": sandbox})}
 
     def fetch(cursor: str | None) -> Page[Session]:
         response = transport.request(
@@ -39,7 +39,7 @@ def fetch_snapshots(
     transport: Transport, query: SnapshotQuery, *, sandbox: str | None = None
 ) -> Callable[[str | None], Page[Snapshot]]:
     """Return a function that fetches pages of snapshots, of one sandbox if given."""
-    parameters = {**query.parameters(), **({} if sandbox is None else {"name": sandbox})}
+    parameters: Parameters = {**query.parameters(), **({} if sandbox is None else {"name": sandbox})}
 
     def fetch(cursor: str | None) -> Page[Snapshot]:
         response = transport.request(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
-from typing import Annotated, Any, NoReturn, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, UnsetType
@@ -94,12 +95,27 @@ def decode(kind: type[T], data: bytes | bytearray | memoryview) -> T:
         refuse("", f"the request body is not valid JSON: {error}")
 
 
-def convert(kind: type[T], parameters: dict[str, str]) -> T:
-    """Decode a query string, each parameter as its field's type."""
+def convert(kind: type[T], parameters: Mapping[str, Sequence[str]]) -> T:
+    """Decode a query string, each parameter as its field's type.
+
+    A field that is a list has every value of a parameter that is repeated, other fields have the last one.
+    """
+    several = _repeated(cast(Hashable, kind))
+    values = {name: found if name in several else found[-1] for name, found in parameters.items()}
     try:
-        return msgspec.convert(parameters, kind, strict=False)
+        return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         _refuse_validation(error)
+
+
+@functools.cache
+def _repeated(kind: Hashable) -> frozenset[str]:
+    """Return the parameters of a query string that may be repeated: the fields that are lists."""
+    from msgspec import inspect  # which clients do without
+
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return frozenset(each.encode_name for each in info.fields if isinstance(each.type, inspect.ListType))
 
 
 def encode(value: Any, *, other: Callable[[Any], Any] | None = None) -> bytes:

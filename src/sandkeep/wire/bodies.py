@@ -18,6 +18,7 @@ from sandkeep.errors import InvalidRequest
 from sandkeep.spec import (
     DEFAULT_REGION,
     LIMITS,
+    MAX_BATCH,
     OPTIONS,
     GitSource,
     Mount,
@@ -28,6 +29,7 @@ from sandkeep.spec import (
     SnapshotSource,
     Source,
     TarballSource,
+    check_comment,
     check_env,
     check_together,
     vendor_resources,
@@ -177,6 +179,12 @@ class CreateBody(_NewSandbox, kw_only=True, frozen=True):
         return SandboxSpec(**changes)
 
 
+class CreateManyBody(CreateBody, kw_only=True, frozen=True):
+    """Several of the same: called ``NAME-1``, ``NAME-2`` and so on, or by generated names."""
+
+    count: Annotated[int, Meta(ge=1, le=MAX_BATCH)]
+
+
 _NOT_INHERITED = {
     name: getattr(SandboxSpec(), name) for name, option in OPTIONS.items() if not option.inherited
 }
@@ -191,6 +199,12 @@ class ForkBody(_NewSandbox, kw_only=True, frozen=True):
 
     def changes(self) -> dict[str, Any]:
         return {**_NOT_INHERITED, **super().changes()}
+
+
+class ForkManyBody(ForkBody, kw_only=True, frozen=True):
+    """Several forks, of one snapshot."""
+
+    count: Annotated[int, Meta(ge=1, le=MAX_BATCH)]
 
 
 class UpdateBody(_Configuration, kw_only=True, frozen=True):
@@ -268,6 +282,12 @@ class MkdirBody(ReadBody, kw_only=True, frozen=True):
 class SnapshotBody(Body, kw_only=True, frozen=True):
     expiration: Milliseconds | UnsetType = UNSET
     """Zero: never. Absent: the sandbox's default."""
+    comment: str | UnsetType = UNSET
+    """What the snapshot is for, as lists show it; official clients omit it."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.comment, UnsetType):
+            check_comment(self.comment)
 
 
 class ExtendBody(Body, kw_only=True, frozen=True):

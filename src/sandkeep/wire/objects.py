@@ -212,6 +212,8 @@ class SnapshotObject(Object, kw_only=True, frozen=True):
     parent_id: str | UnsetType = UNSET
     synced_at: int | UnsetType = UNSET
     """Since when it survives a power failure."""
+    comment: str | UnsetType = UNSET
+    """What the caller who had it taken says of it."""
 
 
 class TreeNode(Object, kw_only=True, frozen=True):

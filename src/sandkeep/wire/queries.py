@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
 from sandkeep.checks import refuse
+from sandkeep.spec import MAX_TAGS
 from sandkeep.states import DriveSort, SandboxSort, SessionStatus, SnapshotStatus, SortOrder
 from sandkeep.wire.base import Body, given
 
@@ -26,6 +27,8 @@ class DeleteSandboxQuery(Body, kw_only=True, frozen=True):
     delete_orphan_snapshots: bool = False
     session: str | UnsetType = UNSET
     """Only the sandbox of this session, not another one with the same name; our addition."""
+    only_stopped: bool = False
+    """Refuse to delete a sandbox that has a session; our addition."""
 
 
 class ListSandboxesQuery(Body, kw_only=True, frozen=True):
@@ -34,12 +37,18 @@ class ListSandboxesQuery(Body, kw_only=True, frozen=True):
     sort_by: SandboxSort | UnsetType = UNSET
     sort_order: SortOrder = SortOrder.DESC
     name_prefix: str = ""
-    tags: str = ""
+    tags: Annotated[list[str], Meta(max_length=MAX_TAGS)] = field(default_factory=list)
+    """``KEY:VALUE``, repeated for several: sandboxes that have all of them. Official clients send one."""
     status: SessionStatus | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        if self.tags and ":" not in self.tags:
-            refuse("tags", "must be KEY:VALUE")
+        found: dict[str, str] = {}
+        for tag in filter(None, self.tags):
+            key, colon, value = tag.partition(":")
+            if not colon:
+                refuse("tags", "must be KEY:VALUE")
+            if found.setdefault(key, value) != value:
+                refuse("tags", f"has two values for {key}")
         if self.name_prefix and self.sort_by not in (UNSET, SandboxSort.NAME):
             refuse("namePrefix", "is possible only with sortBy=name")
 
@@ -49,12 +58,9 @@ class ListSandboxesQuery(Body, kw_only=True, frozen=True):
         return given(self.sort_by, SandboxSort.NAME if self.name_prefix else SandboxSort.CREATED_AT)
 
     @property
-    def tag(self) -> tuple[str, str] | None:
-        """Return key and value; the value may contain colons, the key may not."""
-        if not self.tags:
-            return None
-        key, _, value = self.tags.partition(":")
-        return key, value
+    def wanted(self) -> dict[str, str]:
+        """Return the tags by key; a value may contain colons, a key may not."""
+        return {key: value for key, _, value in (tag.partition(":") for tag in self.tags if tag)}
 
 
 class ListSessionsQuery(Body, kw_only=True, frozen=True):
@@ -66,6 +72,8 @@ class ListSessionsQuery(Body, kw_only=True, frozen=True):
 
 class ListSnapshotsQuery(ListSessionsQuery, kw_only=True, frozen=True):
     status: SnapshotStatus | UnsetType = UNSET
+    orphaned: bool = False
+    """Only those of sandboxes that no longer exist, that no sandbox starts from; our addition."""
 
 
 class SnapshotTreeQuery(Body, kw_only=True, frozen=True):

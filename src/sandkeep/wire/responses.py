@@ -33,6 +33,12 @@ class SandboxStarted(Object, kw_only=True, frozen=True):
     """The session that ran when a sandbox was forked; its changes are not in the fork."""
 
 
+class SandboxesStarted(Object, kw_only=True, frozen=True):
+    """Create or fork several."""
+
+    sandboxes: list[SandboxStarted]
+
+
 class SandboxUpdated(Object, kw_only=True, frozen=True):
     sandbox: SandboxObject
     routes: list[RouteObject] | UnsetType = UNSET

@@ -348,6 +348,25 @@ async def test_snapshots_end_the_session_checkpoints_do_not(name: str) -> None:
         assert [node.snapshot.id for node in down] == [two.id, three.id]
 
 
+async def test_snapshots_have_the_comments_they_were_taken_with(name: str) -> None:
+    async with sandkeep.create_sandbox(name) as box:
+        checkpoint = await box.checkpoint(comment="before: the “upgrade”")
+        taken = await box.snapshot(comment="x" * 1024)
+        plain = await box.checkpoint()
+        assert (checkpoint.comment, taken.comment, plain.comment) == (
+            "before: the “upgrade”",
+            "x" * 1024,
+            None,
+        )
+        listed = {each.id: each.comment for each in await box.snapshots().all()}
+        assert listed == {each.id: each.comment for each in (checkpoint, taken, plain)}
+        assert (await sandkeep.get_snapshot(taken.id)).comment == taken.comment
+        for wrong in ("", "two\nlines", "x" * 1025):
+            with pytest.raises(InvalidRequest, match="comment") as refused:
+                await box.checkpoint(comment=wrong)
+            assert refused.value.details["field"] == "comment"
+
+
 async def test_rollback_starts_the_next_session_from_an_earlier_snapshot(name: str) -> None:
     async with sandkeep.create_sandbox(name) as box:
         await box.fs.write_text("v", "1")
@@ -425,7 +444,9 @@ async def test_a_fork_has_the_files_and_configuration_of_its_source(name: str) -
 
 async def test_sandboxes_are_listed_by_name_prefix_by_tag_and_in_pages(name: str) -> None:
     boxes = [
-        await sandkeep.create_sandbox(f"{name}-{number}", tags={"run": name}, persistent=False)
+        await sandkeep.create_sandbox(
+            f"{name}-{number}", tags={"run": name, "n": f"{number}:{number}"}, persistent=False
+        )
         for number in range(3)
     ]
     try:
@@ -435,13 +456,29 @@ async def test_sandboxes_are_listed_by_name_prefix_by_tag_and_in_pages(name: str
         assert [len(page.items) for page in pages] == [2, 1]
         rest = await by_name.page(pages[0].next)
         assert [info.name for info in rest.items] == [boxes[2].name]
-        by_tag = sandkeep.query_sandboxes(sandkeep.SandboxQueryByCreated(tag=("run", name)))
+        by_tag = sandkeep.query_sandboxes(sandkeep.SandboxQueryByCreated(tags={"run": name}))
         assert [info.name for info in await by_tag.all()] == [box.name for box in reversed(boxes)]
+        both = sandkeep.SandboxQueryByName(tags={"run": name, "n": "1:1"})
+        assert [info.name for info in await sandkeep.query_sandboxes(both).all()] == [boxes[1].name]
+        neither = sandkeep.SandboxQueryByName(tags={"run": name, "n": "1"})
+        assert not await sandkeep.query_sandboxes(neither).all()
         running = sandkeep.SandboxQueryByStatusUpdated(status=sandkeep.SessionStatus.RUNNING, page_size=100)
         assert {box.name for box in boxes} <= {info.name async for info in sandkeep.query_sandboxes(running)}
     finally:
         for box in boxes:
             await box.destroy()
+
+
+async def test_a_sandbox_has_up_to_64_tags_and_is_found_by_all_of_them(name: str) -> None:
+    tags = {f"key-{number}": f"{name} &={number}" for number in range(64)}
+    async with sandkeep.create_sandbox(name, tags=tags) as box:
+        assert box.tags == tags
+        found = sandkeep.query_sandboxes(sandkeep.SandboxQueryByName(tags=tags))
+        assert [info.name for info in await found.all()] == [name]
+        with pytest.raises(InvalidRequest, match="at most 64"):
+            await box.update(tags={**tags, "one": "more"})
+        with pytest.raises(InvalidRequest, match="tags"):
+            sandkeep.SandboxQueryByName(tags={"a:b": "1"})
 
 
 async def test_usage_is_counted(name: str) -> None:

@@ -347,6 +347,25 @@ def test_snapshots_end_the_session_checkpoints_do_not(name: str) -> None:
         assert [node.snapshot.id for node in down] == [two.id, three.id]
 
 
+def test_snapshots_have_the_comments_they_were_taken_with(name: str) -> None:
+    with sandkeep.create_sandbox(name) as box:
+        checkpoint = box.checkpoint(comment="before: the “upgrade”")
+        taken = box.snapshot(comment="x" * 1024)
+        plain = box.checkpoint()
+        assert (checkpoint.comment, taken.comment, plain.comment) == (
+            "before: the “upgrade”",
+            "x" * 1024,
+            None,
+        )
+        listed = {each.id: each.comment for each in box.snapshots().all()}
+        assert listed == {each.id: each.comment for each in (checkpoint, taken, plain)}
+        assert (sandkeep.get_snapshot(taken.id)).comment == taken.comment
+        for wrong in ("", "two\nlines", "x" * 1025):
+            with pytest.raises(InvalidRequest, match="comment") as refused:
+                box.checkpoint(comment=wrong)
+            assert refused.value.details["field"] == "comment"
+
+
 def test_rollback_starts_the_next_session_from_an_earlier_snapshot(name: str) -> None:
     with sandkeep.create_sandbox(name) as box:
         box.fs.write_text("v", "1")
@@ -424,7 +443,9 @@ def test_a_fork_has_the_files_and_configuration_of_its_source(name: str) -> None
 
 def test_sandboxes_are_listed_by_name_prefix_by_tag_and_in_pages(name: str) -> None:
     boxes = [
-        sandkeep.create_sandbox(f"{name}-{number}", tags={"run": name}, persistent=False)
+        sandkeep.create_sandbox(
+            f"{name}-{number}", tags={"run": name, "n": f"{number}:{number}"}, persistent=False
+        )
         for number in range(3)
     ]
     try:
@@ -434,13 +455,29 @@ def test_sandboxes_are_listed_by_name_prefix_by_tag_and_in_pages(name: str) -> N
         assert [len(page.items) for page in pages] == [2, 1]
         rest = by_name.page(pages[0].next)
         assert [info.name for info in rest.items] == [boxes[2].name]
-        by_tag = sandkeep.query_sandboxes(sandkeep.SandboxQueryByCreated(tag=("run", name)))
+        by_tag = sandkeep.query_sandboxes(sandkeep.SandboxQueryByCreated(tags={"run": name}))
         assert [info.name for info in by_tag.all()] == [box.name for box in reversed(boxes)]
+        both = sandkeep.SandboxQueryByName(tags={"run": name, "n": "1:1"})
+        assert [info.name for info in sandkeep.query_sandboxes(both).all()] == [boxes[1].name]
+        neither = sandkeep.SandboxQueryByName(tags={"run": name, "n": "1"})
+        assert not sandkeep.query_sandboxes(neither).all()
         running = sandkeep.SandboxQueryByStatusUpdated(status=sandkeep.SessionStatus.RUNNING, page_size=100)
         assert {box.name for box in boxes} <= {info.name for info in sandkeep.query_sandboxes(running)}
     finally:
         for box in boxes:
             box.destroy()
+
+
+def test_a_sandbox_has_up_to_64_tags_and_is_found_by_all_of_them(name: str) -> None:
+    tags = {f"key-{number}": f"{name} &={number}" for number in range(64)}
+    with sandkeep.create_sandbox(name, tags=tags) as box:
+        assert box.tags == tags
+        found = sandkeep.query_sandboxes(sandkeep.SandboxQueryByName(tags=tags))
+        assert [info.name for info in found.all()] == [name]
+        with pytest.raises(InvalidRequest, match="at most 64"):
+            box.update(tags={**tags, "one": "more"})
+        with pytest.raises(InvalidRequest, match="tags"):
+            sandkeep.SandboxQueryByName(tags={"a:b": "1"})
 
 
 def test_usage_is_counted(name: str) -> None:

@@ -3,6 +3,7 @@
 ``run``         ``run``: a command in a new or a named sandbox
 ``create``      ``create``, ``fork`` and ``sh``: new sandboxes
 ``sandboxes``   ``ls``, ``stop`` and ``rm``
+``prune``       ``prune``: removes what has been stopped for long
 ``config``      ``config``: the configuration of a sandbox
 ``execute``     ``exec``, ``connect`` and ``attach``: commands and shells in existing sandboxes
 ``processes``   ``ps``, ``logs`` and ``kill``

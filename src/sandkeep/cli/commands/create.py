@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from sandkeep.cli import options, present
 from sandkeep.cli.app import App
@@ -11,6 +14,7 @@ from sandkeep.cli.commands.run import ENDING, opened, silent
 from sandkeep.cli.completion import sandbox_names
 from sandkeep.cli.exit_status import Ended
 from sandkeep.cli.framework import command, option, sandbox_argument
+from sandkeep.cli.values import NumberType
 
 if TYPE_CHECKING:
     from sandkeep.sync import Sandbox
@@ -48,27 +52,61 @@ def create(app: App, name: str | None, connect: bool, silent: bool, **values: An
         ("a copy of everything", "sandkeep fork web --name web-2"),
         ("with more processors", "sandkeep fork web --name big --cpus 4"),
         ("of a running sandbox, as it is now", "sandkeep fork --live web"),
+        ("ten copies, try-1 to try-10", "sandkeep fork web --name try --count 10"),
     ],
 )
 @sandbox_argument(help="The sandbox to start from.")
 @option("--name", "new", metavar="NAME", help="Name of the new sandbox [default: a generated one]")
 @option("--live", is_flag=True, help="Start from the present files of a running sandbox, by a checkpoint.")
+@option(
+    "--count",
+    type=NumberType(1, 100),
+    metavar="NUMBER",
+    help="Make so many, all of them or none, called NAME-1, NAME-2 and so on.",
+)
 @_CONNECT
 @_SILENT
 @options.forked_sandbox
 def fork(
-    app: App, name: str, new: str | None, live: bool, connect: bool, silent: bool, **values: Any
+    app: App,
+    name: str,
+    new: str | None,
+    live: bool,
+    count: int | None,
+    connect: bool,
+    silent: bool,
+    **values: Any,
 ) -> None:
     """Create a sandbox from the files and the configuration of another.
 
     It starts from the current snapshot of the other sandbox: changes of a running session are included only
     with --live. An option replaces the copied value entirely.
     """
+    if count is not None:
+        if connect:
+            raise click.UsageError("--connect opens a shell in one sandbox, not in --count")
+        with app.starting(f"Forking {name}"):
+            boxes = app.client.fork_sandbox(name, new, live=live, count=count, **options.changes(values))
+        _note_left_out(app, name, boxes[0])
+        _made_many(app, boxes, silent=silent)
+        return
     with app.starting(f"Forking {name}"):
         box = app.client.fork_sandbox(name, new, live=live, **options.changes(values))
+    _note_left_out(app, name, box)
+    _made(app, box, silent=silent, connect=connect)
+
+
+def _note_left_out(app: App, name: str, box: Sandbox) -> None:
     if box.left_out is not None:
         app.note(f"{name} is running: its changes are not in {box.name}; --live includes them")
-    _made(app, box, silent=silent, connect=connect)
+
+
+def _made_many(app: App, boxes: Iterable[Sandbox], *, silent: bool) -> None:
+    if app.json:
+        app.out.json([present.sandbox(box, routes=True) for box in boxes])
+    elif not silent:
+        for box in boxes:
+            app.out.line(box.name)
 
 
 def _made(app: App, box: Sandbox, *, silent: bool, connect: bool) -> None:

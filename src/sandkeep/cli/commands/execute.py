@@ -129,7 +129,7 @@ def exec_(app: App, name: str, command: tuple[str, ...], detach: bool, **values:
         raise click.UsageError("--detach cannot be given together with --interactive or --tty")
     if values["detachable"] and not values["interactive"]:
         raise click.UsageError("--detachable needs --interactive")
-    box = app.sandbox(name)
+    box = app.sandbox(name, auto_resume=True)
     if detach:
         app.out.line(_start(app, box, command, values).id)
         return
@@ -153,7 +153,7 @@ def connect(app: App, name: str, **values: Any) -> None:
     Also called ssh. The session's timeout is kept extended while the shell is open. Leaving the shell leaves
     the sandbox running until its timeout; its files are kept.
     """
-    box = app.sandbox(name)
+    box = app.sandbox(name, auto_resume=True)
     raise Ended(perform(app, box, SHELL, {**values, "interactive": True}))
 
 

@@ -11,7 +11,7 @@ import click
 from sandkeep.cli import present
 from sandkeep.cli.app import App
 from sandkeep.cli.batch import collecting_errors, concurrently, confirm, print_results
-from sandkeep.cli.framework import command, only_one, option, sandbox_argument
+from sandkeep.cli.framework import by_key, command, only_one, option, sandbox_argument
 from sandkeep.cli.listing import NAME_PREFIX, gathered, paged, paging, total
 from sandkeep.cli.output import ago, pairs, size, span
 from sandkeep.cli.values import TAG
@@ -27,13 +27,19 @@ _SORTS = {"createdAt": "SandboxQueryByCreated", "statusUpdatedAt": "SandboxQuery
     "ls",
     examples=[
         ("also stopped sandboxes", "sandkeep ls --all"),
-        ("by tag", "sandkeep ls --all --tag env=staging"),
+        ("by tag", "sandkeep ls --all --tag env=staging --tag team=web"),
         ("names only, for a script", "sandkeep ls --all -q"),
     ],
 )
 @option("-a", "--all", "everything", is_flag=True, help="Also list sandboxes that do not run.")
 @NAME_PREFIX
-@option("--tag", type=TAG, multiple=True, callback=only_one, help="Only sandboxes with this tag.")
+@option(
+    "--tag",
+    type=TAG,
+    multiple=True,
+    callback=by_key,
+    help="Only sandboxes with this tag; repeated: with all of these.",
+)
 @option(
     "--sort-by",
     type=click.Choice(["createdAt", "name", "statusUpdatedAt"]),
@@ -47,7 +53,7 @@ def ls(app: App, **values: Any) -> None:
     prefix, sort = values["name_prefix"], values["sort_by"]
     if prefix and sort not in (None, "name"):
         raise click.UsageError("--name-prefix sorts by name")
-    given: dict[str, Any] = {"tag": values["tag"]}
+    given: dict[str, Any] = {"tags": values["tag"]}
     if values["sort_order"]:
         given["order"] = SortOrder(values["sort_order"])
     if not values["everything"]:
@@ -145,7 +151,13 @@ def _summary(stopped: Stopped, usage: Usage) -> Iterator[str]:
 )
 @sandbox_argument(nargs=-1, required=False, help="Sandboxes to remove.")
 @option("-a", "--all", "everything", is_flag=True, help="Remove all sandboxes of the project.")
-@option("--tag", type=TAG, multiple=True, callback=only_one, help="Remove all with this tag.")
+@option(
+    "--tag",
+    type=TAG,
+    multiple=True,
+    callback=by_key,
+    help="Remove all with this tag; repeated: all with all of these.",
+)
 @option(
     "--prefix",
     "--name-prefix",
@@ -192,15 +204,13 @@ def rm(app: App, name: tuple[str, ...], delete_orphan_snapshots: bool, yes: bool
     print_results(app, results)
 
 
-def _found(
-    app: App, *, everything: bool, tag: tuple[str, str] | None, prefix: str | None, yes: bool
-) -> list[str]:
+def _found(app: App, *, everything: bool, tag: dict[str, str], prefix: str | None, yes: bool) -> list[str]:
     """Return the names to remove, after the user has confirmed."""
     from sandkeep.sync import SandboxQueryByName
 
     if not (everything or tag or prefix):
         raise click.UsageError("say what to remove: names, --all, --tag or --prefix")
-    query = SandboxQueryByName(prefix=prefix or "", tag=tag, page_size=100)
+    query = SandboxQueryByName(prefix=prefix or "", tags=tag, page_size=100)
     names = [box.name for box in app.client.query_sandboxes(query)]
     if not names:
         app.note("no such sandbox" if tag or prefix else "no sandboxes")

@@ -14,7 +14,7 @@ from sandkeep.cli.batch import remove_each
 from sandkeep.cli.completion import sandbox_names
 from sandkeep.cli.framework import Group, argument, command, option, sandbox_argument
 from sandkeep.cli.listing import CURSOR, PAGING, gathered, more, paged, paging, total
-from sandkeep.cli.output import ago, size
+from sandkeep.cli.output import ago, clean, size
 from sandkeep.cli.values import LIFETIME, NumberType
 from sandkeep.errors import NotFound
 from sandkeep.states import SnapshotStatus, SortOrder
@@ -27,6 +27,7 @@ _EXPIRATION = option(
     type=LIFETIME,
     help="How long it is kept [default: the sandbox's setting]. The current snapshot never expires.",
 )
+_COMMENT = option("--comment", metavar="TEXT", help="What it is for; lists show it.")
 _SILENT = option("--silent", is_flag=True, help="Do not print the snapshot.")
 
 
@@ -34,33 +35,37 @@ _SILENT = option("--silent", is_flag=True, help="Do not print the snapshot.")
 @sandbox_argument()
 @option("--stop", is_flag=True, help="Required: taking a snapshot stops the sandbox.")
 @_EXPIRATION
+@_COMMENT
 @_SILENT
-def snapshot(app: App, name: str, stop: bool, expiration: timedelta | None, silent: bool) -> None:
+def snapshot(
+    app: App, name: str, stop: bool, expiration: timedelta | None, comment: str | None, silent: bool
+) -> None:
     """Take a snapshot of the files of a sandbox, and stop it."""
     if not stop:
         raise click.UsageError(
             f"this stops {name}: confirm with --stop, or use 'sandkeep checkpoint {name}', which lets it run"
         )
     with app.busy(f"Taking a snapshot of {name}"):
-        taken = app.sandbox(name).snapshot(expiration=expiration)
+        taken = app.sandbox(name).snapshot(expiration=expiration, comment=comment)
     _taken(app, taken, silent=silent)
 
 
 @command(
     "checkpoint",
     examples=[
-        ("before something risky", "sandkeep checkpoint web"),
+        ("before something risky", "sandkeep checkpoint web --comment 'before the upgrade'"),
         ("try it in a copy", "sandkeep create --snapshot SNAPSHOT_ID"),
         ("or go back", "sandkeep rollback web SNAPSHOT_ID"),
     ],
 )
 @sandbox_argument()
 @_EXPIRATION
+@_COMMENT
 @_SILENT
-def checkpoint(app: App, name: str, expiration: timedelta | None, silent: bool) -> None:
+def checkpoint(app: App, name: str, expiration: timedelta | None, comment: str | None, silent: bool) -> None:
     """Take a snapshot of the files of a running sandbox, which pauses for a moment and runs on."""
     with app.busy(f"Taking a checkpoint of {name}"):
-        taken = app.sandbox(name).checkpoint(expiration=expiration)
+        taken = app.sandbox(name).checkpoint(expiration=expiration, comment=comment)
     _taken(app, taken, silent=silent)
 
 
@@ -118,7 +123,7 @@ def ls(app: App, name: str | None, **values: Any) -> None:
         app,
         "snapshots",
         page,
-        headers=("ID", "STATUS", "TAKEN", "SIZE", "EXPIRES", "HOW", "SOURCE SESSION", "PARENT"),
+        headers=("ID", "STATUS", "TAKEN", "SIZE", "EXPIRES", "HOW", "SOURCE SESSION", "PARENT", "COMMENT"),
         row=_row,
         empty="no snapshots",
     )
@@ -141,6 +146,7 @@ def _row(found: Snapshot) -> tuple[str, ...]:
         found.method.value if found.method else "-",
         found.session_id,
         found.parent_id or "-",
+        found.comment or "-",
     )
 
 
@@ -165,6 +171,7 @@ def get(app: App, snapshot: str) -> None:
             ("Expires", ago(found.expires_at) if found.expires_at else "never"),
             ("Last used", ago(found.last_used_at)),
             ("Parent", found.parent_id or "-"),
+            ("Comment", found.comment or "-"),
             ("On disk", f"since {ago(found.synced_at)}" if found.synced_at else "not yet"),
         ]
     )
@@ -229,7 +236,8 @@ def _branch(app: App, node: SnapshotNode, *, current: bool) -> str:
 
 def _brief(found: Snapshot) -> str:
     how = f", {found.method.value}" if found.method else ""
-    return f"{found.id}  {ago(found.created_at)}{how}, {_size(found)}"
+    said = f"  {clean(found.comment)}" if found.comment else ""
+    return f"{found.id}  {ago(found.created_at)}{how}, {_size(found)}{said}"
 
 
 def _size(found: Snapshot) -> str:

@@ -20,6 +20,7 @@
 ``images``        images of the server's machine
 ``secrets``       secrets of the project
 ``events``        events of the project: those there are, or as they happen
+``many``          several sandboxes that one request made
 ``listing``       fetches each kind of list, a page at a time
 ``paging``        lists that come in pages: item by item, or page by page
 ``recovery``      when a session ends under an operation: resume once, repeat once

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Unpack, overload
 
 from sandkeep.sdk._async.client import Client
+from sandkeep.sdk._async.many import SandboxBatch
 from sandkeep.sdk._async.paging import Listing
 from sandkeep.sdk._async.process import Process
 from sandkeep.sdk._async.sandbox import Hook, Sandbox
@@ -30,19 +31,41 @@ def create_sandbox(
     *,
     destroy: bool = True,
     on_resume: Hook | None = None,
+    auto_resume: bool | None = None,
     **configuration: Unpack[NewConfiguration],
 ) -> Pending[Sandbox]:
     """Create a sandbox and start its first session; see :meth:`Client.create_sandbox`."""
-    return default_client().create_sandbox(name, destroy=destroy, on_resume=on_resume, **configuration)
+    return default_client().create_sandbox(
+        name, destroy=destroy, on_resume=on_resume, auto_resume=auto_resume, **configuration
+    )
 
 
-async def get_sandbox(name: str, *, on_resume: Hook | None = None) -> Sandbox:
+def create_many(
+    count: int,
+    name: str | None = None,
+    *,
+    destroy: bool = True,
+    on_resume: Hook | None = None,
+    auto_resume: bool | None = None,
+    **configuration: Unpack[NewConfiguration],
+) -> Pending[SandboxBatch]:
+    """Create several sandboxes of the same configuration, all or none; see :meth:`Client.create_many`."""
+    return default_client().create_many(
+        count, name, destroy=destroy, on_resume=on_resume, auto_resume=auto_resume, **configuration
+    )
+
+
+async def get_sandbox(
+    name: str, *, on_resume: Hook | None = None, auto_resume: bool | None = None
+) -> Sandbox:
     """Return a handle for a sandbox without starting a session; see :meth:`Client.get_sandbox`."""
-    return await default_client().get_sandbox(name, on_resume=on_resume)
+    return await default_client().get_sandbox(name, on_resume=on_resume, auto_resume=auto_resume)
 
 
 @overload
-async def bind(reference: SandboxReference, *, on_resume: Hook | None = None) -> Sandbox: ...
+async def bind(
+    reference: SandboxReference, *, on_resume: Hook | None = None, auto_resume: bool | None = None
+) -> Sandbox: ...
 
 
 @overload
@@ -50,18 +73,23 @@ async def bind(reference: ProcessReference) -> Process: ...
 
 
 async def bind(
-    reference: SandboxReference | ProcessReference, *, on_resume: Hook | None = None
+    reference: SandboxReference | ProcessReference,
+    *,
+    on_resume: Hook | None = None,
+    auto_resume: bool | None = None,
 ) -> Sandbox | Process:
     """Return a handle for a reference; see :meth:`Client.bind`."""
     client = default_client()
     if isinstance(reference, ProcessReference):
         return await client.bind(reference)
-    return await client.bind(reference, on_resume=on_resume)
+    return await client.bind(reference, on_resume=on_resume, auto_resume=auto_resume)
 
 
-def resume_sandbox(name: str, *, on_resume: Hook | None = None) -> Pending[Sandbox]:
+def resume_sandbox(
+    name: str, *, on_resume: Hook | None = None, auto_resume: bool | None = None
+) -> Pending[Sandbox]:
     """Return a handle for a sandbox with a running session; see :meth:`Client.resume_sandbox`."""
-    return default_client().resume_sandbox(name, on_resume=on_resume)
+    return default_client().resume_sandbox(name, on_resume=on_resume, auto_resume=auto_resume)
 
 
 def get_or_create_sandbox(
@@ -69,12 +97,39 @@ def get_or_create_sandbox(
     *,
     on_create: Hook | None = None,
     on_resume: Hook | None = None,
+    auto_resume: bool | None = None,
     **configuration: Unpack[NewConfiguration],
 ) -> Pending[Sandbox]:
     """Resume or create a sandbox; see :meth:`Client.get_or_create_sandbox`."""
     return default_client().get_or_create_sandbox(
-        name, on_create=on_create, on_resume=on_resume, **configuration
+        name, on_create=on_create, on_resume=on_resume, auto_resume=auto_resume, **configuration
     )
+
+
+@overload
+def fork_sandbox(
+    source: str,
+    name: str | None = None,
+    *,
+    live: bool = False,
+    count: None = None,
+    destroy: bool = True,
+    auto_resume: bool | None = None,
+    **changes: Unpack[Configuration],
+) -> Pending[Sandbox]: ...
+
+
+@overload
+def fork_sandbox(
+    source: str,
+    name: str | None = None,
+    *,
+    live: bool = False,
+    count: int,
+    destroy: bool = True,
+    auto_resume: bool | None = None,
+    **changes: Unpack[Configuration],
+) -> Pending[SandboxBatch]: ...
 
 
 def fork_sandbox(
@@ -82,11 +137,20 @@ def fork_sandbox(
     name: str | None = None,
     *,
     live: bool = False,
+    count: int | None = None,
     destroy: bool = True,
+    auto_resume: bool | None = None,
     **changes: Unpack[Configuration],
-) -> Pending[Sandbox]:
-    """Create a sandbox from the current snapshot of another; see :meth:`Client.fork_sandbox`."""
-    return default_client().fork_sandbox(source, name, live=live, destroy=destroy, **changes)
+) -> Pending[Sandbox] | Pending[SandboxBatch]:
+    """Create a sandbox from the current snapshot of another, or several; see :meth:`Client.fork_sandbox`."""
+    client = default_client()
+    if count is None:
+        return client.fork_sandbox(
+            source, name, live=live, destroy=destroy, auto_resume=auto_resume, **changes
+        )
+    return client.fork_sandbox(
+        source, name, live=live, count=count, destroy=destroy, auto_resume=auto_resume, **changes
+    )
 
 
 def query_sandboxes(query: SandboxQuery | None = None) -> Listing[SandboxInfo]:

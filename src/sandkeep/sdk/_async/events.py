@@ -10,6 +10,7 @@ from sandkeep.sdk import retry
 from sandkeep.sdk._async.listing import with_cursor
 from sandkeep.sdk._async.transport import QUIET_SECONDS, Transport, decode, records
 from sandkeep.sdk._compat_async import sleep
+from sandkeep.sdk.queries import Parameters
 from sandkeep.wire.v1 import EventObject, EventPage, EventRecord
 
 _PAGE = "100"
@@ -19,7 +20,7 @@ async def events(
     transport: Transport, *, sandbox: str | None = None, kind: str | None = None, follow: bool = False
 ) -> AsyncGenerator[EventObject, None]:
     """Yield events of a project or one sandbox whose kind starts with ``kind``, oldest first."""
-    query = {"sortOrder": "asc", "limit": _PAGE}
+    query: Parameters = {"sortOrder": "asc", "limit": _PAGE}
     if sandbox is not None:
         query["name"] = sandbox
     if kind is not None:
@@ -29,7 +30,7 @@ async def events(
             yield event
 
 
-async def _recorded(transport: Transport, query: dict[str, str]) -> AsyncGenerator[EventObject, None]:
+async def _recorded(transport: Transport, query: Parameters) -> AsyncGenerator[EventObject, None]:
     """Yield the recorded events, oldest first."""
     cursor: str | None = None
     while True:
@@ -42,7 +43,7 @@ async def _recorded(transport: Transport, query: dict[str, str]) -> AsyncGenerat
             return
 
 
-async def _followed(transport: Transport, query: dict[str, str]) -> AsyncGenerator[EventObject, None]:
+async def _followed(transport: Transport, query: Parameters) -> AsyncGenerator[EventObject, None]:
     """Yield recorded and then new events; reconnects if the connection is lost, and misses nothing."""
     cursor: str | None = None
     again = retry.Reconnecting()
@@ -59,7 +60,7 @@ async def _followed(transport: Transport, query: dict[str, str]) -> AsyncGenerat
 
 
 async def _records(
-    transport: Transport, query: dict[str, str], cursor: str | None
+    transport: Transport, query: Parameters, cursor: str | None
 ) -> AsyncGenerator[EventRecord, None]:
     query = with_cursor({**query, "follow": "true"}, cursor)
     async with (

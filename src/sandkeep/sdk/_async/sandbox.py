@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn, Unpack, overload
 
 from sandkeep.checks import duration, expect, milliseconds
 from sandkeep.errors import (
@@ -18,15 +18,17 @@ from sandkeep.errors import (
     SessionStopped,
     SessionStopping,
     TransportError,
+    WrongState,
 )
 from sandkeep.policy import NetworkPolicy
 from sandkeep.sdk import bodies, retry
 from sandkeep.sdk._async import accounts
 from sandkeep.sdk._async.events import events
 from sandkeep.sdk._async.listing import fetch_sessions, fetch_snapshots, snapshot_tree
+from sandkeep.sdk._async.many import SandboxBatch
 from sandkeep.sdk._async.paging import Listing
 from sandkeep.sdk._async.process import Process
-from sandkeep.sdk._async.recovery import Recovery
+from sandkeep.sdk._async.recovery import Recovery, checked_auto_resume
 from sandkeep.sdk._async.running import Runner, SandboxUser
 from sandkeep.sdk._async.terminal import SCROLLBACK, Terminal
 from sandkeep.sdk._async.transport import Transport, decode, new_key, segment
@@ -45,6 +47,7 @@ from sandkeep.sdk.sandboxes import (
     Stopped,
 )
 from sandkeep.sdk.values import Route, SandboxGroup, Snapshot, SnapshotNode, Usage
+from sandkeep.spec import check_comment
 from sandkeep.states import SessionStatus
 from sandkeep.wire import responses
 from sandkeep.wire.base import encode
@@ -52,9 +55,11 @@ from sandkeep.wire.objects import SnapshotObject
 from sandkeep.wire.responses import (
     CommandList,
     CommandShown,
+    SandboxesStarted,
     SandboxStarted,
     SandboxUpdated,
     SessionChanged,
+    SnapshotShown,
     SnapshotTaken,
 )
 from sandkeep.wire.v1 import UsageShown
@@ -71,18 +76,27 @@ class Sandbox(SandboxState, Runner, OwnWith):
 
     The properties have the state that the server last sent to this handle; :meth:`refresh` updates them.
     Operations that need a running session start one if none runs (with the files that the last session left)
-    and continue in it; concurrent operations share one session. A handle works as long as the sandbox exists.
+    and continue in it; concurrent operations share one session. If the files of the last session were not
+    kept, because the sandbox is not persistent, or if the handle was made with ``auto_resume=False``, they
+    raise ``SessionStopped`` instead, and :meth:`resume` starts a session. A handle works as long as the
+    sandbox exists.
 
     What ``async with`` does on exit depends on how the handle was made: a created sandbox is stopped and
     destroyed, a resumed one is stopped.
     """
 
     def __init__(
-        self, transport: Transport, started: SandboxStarted, *, on_resume: Hook | None = None
+        self,
+        transport: Transport,
+        started: SandboxStarted,
+        *,
+        on_resume: Hook | None = None,
+        auto_resume: bool | None = None,
     ) -> None:
-        recovery = Recovery(started.session.id, self._resume_for_operation)
+        recovery = Recovery(started.session.id, self._resume_for_operation, self._allow_resume)
         super().__init__(transport, recovery, user=None)
         self._on_resume = on_resume
+        self._auto_resume = auto_resume
         self._destroy_on_exit = False
         self._pin_inside = False
         self.left_out: str | None = started.left_out if isinstance(started.left_out, str) else None
@@ -269,16 +283,20 @@ class Sandbox(SandboxState, Runner, OwnWith):
             stopped = await self._stop(self._recovery.session)
         return stopped
 
-    async def destroy(self, *, delete_snapshots: bool = True) -> None:
+    async def destroy(self, *, delete_snapshots: bool = True, only_stopped: bool = False) -> None:
         """Stop and delete the sandbox in any state. Its name is free afterwards.
 
         Args:
             delete_snapshots: delete its snapshots too, except those that are in use elsewhere.
+            only_stopped: refuse to if a session runs.
 
         Raises:
             NotFound: it no longer exists.
+            WrongState: with ``only_stopped``: a session runs; nothing has changed.
         """
         query = {"deleteOrphanSnapshots": "true"} if delete_snapshots else {}
+        if only_stopped:
+            query["onlyStopped"] = "true"
         try:
             await self._transport.request("DELETE", self._path(), query=query, timeout=STOP_SECONDS)
         except TransportError as error:
@@ -362,14 +380,15 @@ class Sandbox(SandboxState, Runner, OwnWith):
 
     # --- snapshots ---------------------------------------------------------------------------------------
 
-    async def snapshot(self, *, expiration: Duration | None = None) -> Snapshot:
+    async def snapshot(self, *, expiration: Duration | None = None, comment: str | None = None) -> Snapshot:
         """Take a snapshot and end the session; the next session starts from it.
 
         Args:
             expiration: lifetime; zero means for ever, the default is the sandbox's own. The current snapshot,
                 from which the sandbox would start, never expires.
+            comment: what it is for, in one line of up to 1024 characters; lists show it.
         """
-        body = _lifetime(expiration)
+        body = _of_snapshot(expiration, comment)
 
         async def send(session: str) -> Snapshot:
             try:
@@ -388,14 +407,15 @@ class Sandbox(SandboxState, Runner, OwnWith):
 
         return await self._taken(send)
 
-    async def checkpoint(self, *, expiration: Duration | None = None) -> Snapshot:
+    async def checkpoint(self, *, expiration: Duration | None = None, comment: str | None = None) -> Snapshot:
         """Take a snapshot while the session goes on. The session pauses for a moment.
 
         Args:
             expiration: lifetime; zero means for ever, the default is the sandbox's own. The current snapshot,
                 from which the sandbox would start, never expires.
+            comment: what it is for, in one line of up to 1024 characters; lists show it.
         """
-        body, key = _lifetime(expiration), new_key()
+        body, key = _of_snapshot(expiration, comment), new_key()
 
         async def send(session: str) -> Snapshot:
             path = f"/v1/sessions/{session}/checkpoint"
@@ -422,14 +442,40 @@ class Sandbox(SandboxState, Runner, OwnWith):
             await self.stop()
         return self
 
+    @overload
     def fork(
         self,
         name: str | None = None,
         *,
         live: bool = False,
+        count: None = None,
         destroy: bool = True,
+        auto_resume: bool | None = None,
         **changes: Unpack[Configuration],
-    ) -> Pending[Sandbox]:
+    ) -> Pending[Sandbox]: ...
+
+    @overload
+    def fork(
+        self,
+        name: str | None = None,
+        *,
+        live: bool = False,
+        count: int,
+        destroy: bool = True,
+        auto_resume: bool | None = None,
+        **changes: Unpack[Configuration],
+    ) -> Pending[SandboxBatch]: ...
+
+    def fork(
+        self,
+        name: str | None = None,
+        *,
+        live: bool = False,
+        count: int | None = None,
+        destroy: bool = True,
+        auto_resume: bool | None = None,
+        **changes: Unpack[Configuration],
+    ) -> Pending[Sandbox] | Pending[SandboxBatch]:
         """Create a sandbox with this one's configuration, starting from its current snapshot.
 
         That is :attr:`current_snapshot_id`: the files that its latest ended session left or that a rollback
@@ -441,14 +487,22 @@ class Sandbox(SandboxState, Runner, OwnWith):
             live: start from the running session's present files. This takes a checkpoint, which pauses the
                 session for a moment and stays among this sandbox's snapshots, but does not become its current
                 one. Without a running session it makes no difference.
+            count: make so many forks, up to 100, of one snapshot in one request: all of them or, if one
+                cannot be made, none. They are called ``NAME-1``, ``NAME-2`` and so on.
             destroy: whether leaving ``async with`` destroys the fork.
+            auto_resume: whether operations of the fork start a session; by default as this handle's do.
             changes: options that replace inherited ones; see :class:`~sandkeep.Configuration`.
+
+        Returns:
+            The fork, or with ``count`` the forks as a :class:`SandboxBatch`.
 
         Raises:
             InvalidRequest: ``live`` cannot be combined with another image.
         """
         body = bodies.configuration(name=name, **changes)
-        return start_fork(self._transport, self.name, body, live=live, destroy=destroy)
+        chosen = self._auto_resume if auto_resume is None else checked_auto_resume(auto_resume)
+        fork = Fork(self._transport, self.name, body, live=live, destroy=destroy, auto_resume=chosen)
+        return fork.one() if count is None else fork.many(count)
 
     def snapshots(self, query: SnapshotQuery | None = None) -> Listing[Snapshot]:
         """List its snapshots, newest first."""
@@ -563,6 +617,32 @@ class Sandbox(SandboxState, Runner, OwnWith):
         await self._resume()
         return self._session.id
 
+    async def _allow_resume(self, refused: WrongState) -> None:
+        """Raise ``SessionStopped`` if an operation that was refused may not start a session."""
+        if self._auto_resume:
+            return
+        how = "resume() starts a session, and so do operations of handles made with auto_resume=True"
+        if self._auto_resume is False:
+            raise self._ended(refused, f"operations of this handle start no session: {how}") from refused
+        if not self.persistent and not await self._kept(refused):
+            raise self._ended(refused, f"the files of its last session were not kept; {how}") from refused
+
+    async def _kept(self, refused: WrongState) -> bool:
+        """Return whether a new session would have the files of the one that refused an operation."""
+        if isinstance(refused, SessionSnapshotting):
+            return True
+        await self.refresh()
+        if self.current_snapshot_id is None:
+            return False
+        path = f"/v2/sandboxes/snapshots/{segment(self.current_snapshot_id)}"
+        shown = decode(SnapshotShown, await self._transport.request("GET", path)).snapshot
+        return shown.source_session_id == self._recovery.session
+
+    def _ended(self, refused: WrongState, hint: str) -> SessionStopped:
+        message = f"the session of sandbox {self.name} has ended; nothing was run"
+        details = {"session": self._recovery.session, **refused.details, "sandbox": self.name}
+        return SessionStopped(message, hint=hint, **details)
+
     async def _stop(self, session: str) -> Stopped:
         response = await self._transport.request(
             "POST",
@@ -615,10 +695,14 @@ class Sandbox(SandboxState, Runner, OwnWith):
         return f"/v2/sandboxes/{segment(self.name)}"
 
 
-def _lifetime(expiration: Duration | None) -> dict[str, Any]:
-    if expiration is None:
-        return {}
-    return {"expiration": milliseconds(duration(expiration, "expiration"))}
+def _of_snapshot(expiration: Duration | None, comment: str | None) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    if expiration is not None:
+        body["expiration"] = milliseconds(duration(expiration, "expiration"))
+    if comment is not None:
+        check_comment(comment)
+        body["comment"] = comment
+    return body
 
 
 async def get_process(transport: Transport, session: str, process: str) -> Process:
@@ -629,20 +713,62 @@ async def get_process(transport: Transport, session: str, process: str) -> Proce
     return Process(transport, shown.command)
 
 
-def start_fork(
-    transport: Transport, source: str, body: dict[str, Any], *, live: bool, destroy: bool
-) -> Pending[Sandbox]:
-    """Fork a sandbox by name."""
-    key = new_key()
-    expect("live", live, bool, "True or False")
-    if live:
-        body = {**body, "live": True}
+def made(
+    transport: Transport,
+    started: SandboxStarted,
+    *,
+    destroy: bool,
+    auto_resume: bool | None,
+    on_resume: Hook | None = None,
+) -> Sandbox:
+    """Return the handle of a sandbox that was made."""
+    box = Sandbox(transport, started, on_resume=on_resume, auto_resume=auto_resume)
+    box._destroy_on_exit = destroy
+    return box
 
-    async def start() -> Sandbox:
-        path = f"/v2/sandboxes/{segment(source, 'source')}/fork"
-        response = await transport.start("POST", path, json=body, key=key)
-        box = Sandbox(transport, decode(SandboxStarted, response))
-        box._destroy_on_exit = destroy
-        return box
 
-    return Pending(start)
+class Fork:
+    """A request to fork a sandbox by name, once or several times."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        source: str,
+        body: dict[str, Any],
+        *,
+        live: bool,
+        destroy: bool,
+        auto_resume: bool | None,
+    ) -> None:
+        expect("live", live, bool, "True or False")
+        self._transport = transport
+        self._path = f"{segment(source, 'source')}/fork"
+        self._body = {**body, "live": True} if live else body
+        self._destroy = destroy
+        self._auto_resume = auto_resume
+
+    def one(self) -> Pending[Sandbox]:
+        """Return the request for one fork."""
+        key = new_key()
+
+        async def fork() -> Sandbox:
+            path = f"/v2/sandboxes/{self._path}"
+            response = await self._transport.start("POST", path, json=self._body, key=key)
+            return self._made(decode(SandboxStarted, response))
+
+        return Pending(fork)
+
+    def many(self, count: int) -> Pending[SandboxBatch]:
+        """Return the request for several forks."""
+        bodies.check_count(count)
+        key = new_key()
+
+        async def fork() -> SandboxBatch:
+            path, body = f"/v1/sandboxes/{self._path}", {**self._body, "count": count}
+            response = await self._transport.start("POST", path, json=body, key=key)
+            return SandboxBatch([self._made(each) for each in decode(SandboxesStarted, response).sandboxes])
+
+        return Pending(fork)
+
+    def _made(self, started: SandboxStarted) -> Sandbox:
+        return made(self._transport, started, destroy=self._destroy, auto_resume=self._auto_resume)

@@ -64,12 +64,16 @@ def segment(text: str, field_path: str = "name") -> str:
     return quote(text, safe="", errors="surrogateescape")
 
 
-def _query_string(parameters: Mapping[str, str]) -> str:
+QueryParameters = Mapping[str, str | list[str]]
+"""A list is a parameter that is repeated."""
+
+
+def _query_string(parameters: QueryParameters) -> str:
     if not parameters:
         return ""
     from urllib.parse import urlencode
 
-    return f"?{urlencode(parameters, errors='surrogateescape')}"
+    return f"?{urlencode(parameters, doseq=True, errors='surrogateescape')}"
 
 
 def new_key() -> str:
@@ -131,7 +135,7 @@ class Transport:
         method: str,
         path: str,
         *,
-        query: Mapping[str, str] | None = None,
+        query: QueryParameters | None = None,
         body: Body = b"",
         json: Any = None,
         headers: Mapping[str, str] | None = None,
@@ -218,7 +222,7 @@ class Transport:
         method: str,
         path: str,
         *,
-        query: Mapping[str, str] | None = None,
+        query: QueryParameters | None = None,
         json: Any = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -241,7 +245,7 @@ class Transport:
         held: AsyncExitStack,
         method: str,
         path: str,
-        query: Mapping[str, str] | None,
+        query: QueryParameters | None,
         body: bytes,
         headers: Mapping[str, str] | None,
         timeout: float | None,
@@ -263,7 +267,7 @@ class Transport:
 
     @asynccontextmanager
     async def upgrade(
-        self, path: str, query: Mapping[str, str], headers: Mapping[str, str]
+        self, path: str, query: QueryParameters, headers: Mapping[str, str]
     ) -> AsyncIterator[Response]:
         """Yield the response of an upgraded connection; its ``network`` can be read and written."""
         async with AsyncExitStack() as held:
@@ -276,7 +280,7 @@ class Transport:
         self,
         method: str,
         path: str,
-        query: Mapping[str, str] | None,
+        query: QueryParameters | None,
         body: Body,
         headers: Mapping[str, str] | None,
         timeout: float | None,

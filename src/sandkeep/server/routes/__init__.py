@@ -1,6 +1,7 @@
 """Every endpoint, one module per noun.
 
 ``sandboxes``  create, get and resume, list, change, fork, delete
+``batches``    create and fork several at once
 ``sessions``   list, get, stop, extend, snapshot, checkpoint, network policy, terminals, usage
 ``commands``   commands, as official clients call processes: run, get, wait, logs, signals, input
 ``processes``  processes in full: records of every kind, exact output, processes observed elsewhere
@@ -20,6 +21,7 @@
 
 from sandkeep.server.router import Endpoint
 from sandkeep.server.routes import (
+    batches,
     commands,
     drives,
     events,
@@ -41,6 +43,7 @@ from sandkeep.server.routes import (
 def all_endpoints() -> list[Endpoint]:
     modules = (
         sandboxes,
+        batches,
         sessions,
         commands,
         files,

@@ -34,16 +34,18 @@ _SORTS = {
 }
 
 
-def started_reply(call: RequestContext, found: Started, scope: Scope) -> Reply:
-    return json_reply(
-        SandboxStarted(
-            sandbox=present.sandbox(call.engine, found.sandbox, project=scope.shown, session=found.session),
-            session=present.session(found.session, project=scope.shown),
-            routes=present.routes(call.engine, found.sandbox),
-            resumed=found.resumed,
-            **known(left_out=found.left_out),
-        )
+def started(call: RequestContext, found: Started, scope: Scope) -> SandboxStarted:
+    return SandboxStarted(
+        sandbox=present.sandbox(call.engine, found.sandbox, project=scope.shown, session=found.session),
+        session=present.session(found.session, project=scope.shown),
+        routes=present.routes(call.engine, found.sandbox),
+        resumed=found.resumed,
+        **known(left_out=found.left_out),
     )
+
+
+def started_reply(call: RequestContext, found: Started, scope: Scope) -> Reply:
+    return json_reply(started(call, found, scope))
 
 
 @table.route(
@@ -99,7 +101,7 @@ async def list_sandboxes(call: RequestContext) -> Reply:
         page_request(query.limit, query.cursor, query.sort_order),
         sort=_SORTS[query.sort],
         name_prefix=query.name_prefix or None,
-        tag=query.tag,
+        tags=query.wanted,
         status=None if isinstance(status, UnsetType) else SessionStatus(status.value),
     )
     return json_reply(
@@ -182,7 +184,7 @@ async def update_sandbox(call: RequestContext) -> Reply:
     summary="End and delete a sandbox",
     query=DeleteSandboxQuery,
     response=SandboxDeleted,
-    errors=(*REFUSALS, "not_found"),
+    errors=(*REFUSALS, "not_found", "conflict"),
 )
 async def delete_sandbox(call: RequestContext) -> Reply:
     query = call.query(DeleteSandboxQuery)
@@ -192,6 +194,7 @@ async def delete_sandbox(call: RequestContext) -> Reply:
         call.params["name"],
         delete_orphan_snapshots=query.delete_orphan_snapshots,
         session=given(query.session, None),
+        only_stopped=query.only_stopped,
     )
     return json_reply(SandboxDeleted(sandbox=present.sandbox(call.engine, row, project=scope.shown)))
 

@@ -155,7 +155,10 @@ async def snapshot_session(call: RequestContext) -> Reply:
     body = await call.body(SnapshotBody)
     scope, session = call.session()
     row, snapshot = await call.engine.sessions.snapshot(
-        scope.project, session, lifetime_ms=given(body.expiration, None)
+        scope.project,
+        session,
+        lifetime_ms=given(body.expiration, None),
+        comment=given(body.comment, None),
     )
     return _snapshot_taken(scope, row, snapshot)
 
@@ -173,7 +176,11 @@ async def checkpoint_session(call: RequestContext) -> Reply:
     body = await call.body(SnapshotBody)
     scope, session = call.session()
     row, snapshot = await call.engine.sessions.checkpoint(
-        scope.project, session, lifetime_ms=given(body.expiration, None), key=call.key()
+        scope.project,
+        session,
+        lifetime_ms=given(body.expiration, None),
+        comment=given(body.comment, None),
+        key=call.key(),
     )
     return _snapshot_taken(scope, row, snapshot)
 

@@ -38,7 +38,10 @@ async def list_snapshots(call: RequestContext) -> Reply:
     store = call.engine.store
     sandbox = store.sandboxes.get(scope.project, query.name).id if query.name else None
     page = store.snapshots.page(
-        scope.project, page_request(query.limit, query.cursor, query.sort_order), sandbox=sandbox
+        scope.project,
+        page_request(query.limit, query.cursor, query.sort_order),
+        sandbox=sandbox,
+        orphaned=query.orphaned,
     )
     wanted = query.status
     rows = [row for row in page.items if isinstance(wanted, UnsetType) or row.status.value == wanted.value]
