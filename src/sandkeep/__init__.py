@@ -109,7 +109,15 @@ if TYPE_CHECKING:
         Transferred,
         Usage,
     )
-    from sandkeep.spec import GitSource, Mount, Resources, SnapshotRetention, SnapshotSource, TarballSource
+    from sandkeep.spec import (
+        GitSource,
+        HostPort,
+        Mount,
+        Resources,
+        SnapshotRetention,
+        SnapshotSource,
+        TarballSource,
+    )
     from sandkeep.states import (
         EndReason,
         FileKind,
@@ -157,7 +165,7 @@ _WHERE = {
     "sdk.values": "CompletedProcess Drive FileChange FileLines FileStat OutputChunk OutputGap ProcessInfo "
     "Route SandboxGroup ShownPolicy Snapshot SnapshotNode Transferred Usage",
     "policy": "Domain Forward Matcher NetworkPolicy PairMatcher RequestMatch Respond Rule Transform",
-    "spec": "GitSource Mount Resources SnapshotRetention SnapshotSource TarballSource",
+    "spec": "GitSource HostPort Mount Resources SnapshotRetention SnapshotSource TarballSource",
     "states": "EndReason FileKind MountMode OutputStream PolicyMode ProcessStatus SessionStatus "
     "SnapshotMethod SnapshotStatus SortOrder Tier",
 }
@@ -189,6 +197,7 @@ __all__ = [
     "Files",
     "Forward",
     "GitSource",
+    "HostPort",
     "Image",
     "Images",
     "Listing",

@@ -7,6 +7,7 @@ memory is in megabytes. Nothing here knows how JSON spells it.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import field, fields
 from datetime import timedelta
@@ -40,6 +41,7 @@ MAX_VCPUS = 512
 MAX_PORTS = 15
 MAX_TAGS = 5
 MAX_MOUNTS = 4
+MAX_HOST_PORTS = 16
 MAX_MOUNT_PATH = 256
 MAX_ENV_ENTRY = 131_071
 """Bytes of one ``NAME=value``: the kernel takes 128 KiB for a single string, its terminating NUL included."""
@@ -47,6 +49,9 @@ MAX_ENV_TOTAL = 524_288
 MAX_RETAINED = 100
 _MOUNT_FORBIDDEN = ("/proc", "/sys", "/dev", "/run/cell", "/run/vercel/share")
 _GIT_SCHEMES = frozenset({"http", "https", "git", "ssh"})
+_LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST_NAME = re.compile(rf"(?:{_LABEL}\.)*(?=[a-z_]){_LABEL}")
+_LONGEST_HOST_NAME = 253
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -161,6 +166,30 @@ class Mount:
         expect("mode", self.mode, MountMode, "a MountMode")
 
 
+@dataclass(frozen=True, slots=True, init=False)
+class HostPort:
+    """A TCP port of the server's machine that a sandbox reaches by a name, at the same number.
+
+    Inside, ``name`` leads to 127.0.0.1 of the server's machine, at this port and at no other.
+    """
+
+    port: int
+    name: str
+
+    def __init__(self, port: int, name: str) -> None:
+        expect("port", port, int, "a number")
+        if not 1 <= port <= 65535:
+            refuse("port", f"must be between 1 and 65535, not {port}")
+        expect("name", name, str, "text")
+        name = name.lower()
+        if len(name) > _LONGEST_HOST_NAME or _HOST_NAME.fullmatch(name) is None:
+            refuse("name", f"must be a host name such as model.internal, not {name!r}")
+        if name.rpartition(".")[2] in ("localhost", "arpa"):
+            refuse("name", f"must not be {name}, which has a meaning of its own inside")
+        object.__setattr__(self, "port", port)
+        object.__setattr__(self, "name", name)
+
+
 def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
     return Frozen(mapping)
 
@@ -209,6 +238,15 @@ def _check_ports(ports: tuple[int, ...]) -> None:
             refuse(f"ports[{index}]", f"must be between 1 and 65535, not {port}")
         if port in ports[:index]:
             refuse(f"ports[{index}]", f"{port} is listed twice")
+
+
+def _check_host_ports(granted: tuple[HostPort, ...]) -> None:
+    if len(granted) > MAX_HOST_PORTS:
+        refuse("host_ports", f"at most {MAX_HOST_PORTS} are allowed, not {len(granted)}")
+    for index, each in enumerate(granted):
+        expect(f"host_ports[{index}]", each, HostPort, "a HostPort")
+        if each in granted[:index]:
+            refuse(f"host_ports[{index}]", f"port {each.port} as {each.name} is listed twice")
 
 
 def _check_mounts(mounts: Mapping[str, Mount]) -> None:
@@ -333,6 +371,10 @@ class SandboxSpec:
     ports: tuple[int, ...] = field(
         default=(), metadata=_option(shown=(), cli=("ports",), update="at once", of_session=True)
     )
+    host_ports: tuple[HostPort, ...] = field(
+        default=(), metadata=_option(cli=("host_ports",), update="at once")
+    )
+    """Ports of the server's machine that it may reach, each by a name; whatever its network policy says."""
     timeout: timedelta = field(
         default=DEFAULT_TIMEOUT,
         metadata=_option(
@@ -421,6 +463,7 @@ class SandboxSpec:
             if value is not None:
                 check_text(name, value, limit=512)
         _check_ports(self.ports)
+        _check_host_ports(self.host_ports)
         check_duration("timeout", self.timeout)
         if self.idle_timeout is not None:
             check_duration("idle_timeout", self.idle_timeout, zero=True)

@@ -109,3 +109,17 @@ def test_network_activity_is_shown_with_verdict_address_bytes_and_rule(
     assert any(" deny " in line and "elsewhere.test" in line for line in lines)
     cli("rm", "--delete-orphan-snapshots", name)
     assert "no sandbox" in cli.fails("net", name)
+
+
+def test_ports_of_the_host_are_given_and_shown(able: None, port: int) -> None:
+    with running_server() as server:
+        cli = Program({"SANDKEEP_URL": f"unix://{server.socket}"})
+        cli("create", "--name", "reaches", "--host-port", f"{port}=host.test", "--network-policy", "deny-all")
+        look = ["python3", "-c", GET, str(port)]
+        cli("exec", "reaches", *look)
+        assert f"{port} as host.test" in cli("config", "list", "reaches").text
+        [shown] = cli("config", "host-ports", "reaches", "--host-port", "1=other", "--json").json["hostPorts"]
+        assert shown == {"port": 1, "name": "other"}
+        assert cli("config", "host-ports", "reaches", "--json").json["hostPorts"] == []
+        cli("exec", "reaches", *look, status=1)
+        assert "PORT=NAME" in cli.fails("create", "--host-port", "8000", status=2)

@@ -22,7 +22,7 @@ from sandkeep.store.rows import (
 def drop_columns_since_sealed_policies(run: Callable[[str], object]) -> None:
     """Take back what the steps after ``sealed_policies`` add, so that they can be applied again."""
     run("DROP INDEX sandboxes_by_lifetime")
-    for column in ("exact_resources", "destroy_on_stop", "delete_after_ms", "delete_at_ms"):
+    for column in ("exact_resources", "destroy_on_stop", "delete_after_ms", "delete_at_ms", "host_ports"):
         run(f"ALTER TABLE sandboxes DROP COLUMN {column}")
 
 

@@ -36,6 +36,7 @@ from sandkeep.sdk.sandboxes import (
 from sandkeep.spec import (
     OPTIONS,
     GitSource,
+    HostPort,
     Mount,
     Option,
     Resources,
@@ -57,6 +58,7 @@ SAMPLES: dict[str, Any] = {
     "image": "debian:12",
     "runtime": "python3.13",
     "ports": (3000, 8080),
+    "host_ports": (HostPort(8000, "model.internal"), HostPort(5432, "db")),
     "timeout": timedelta(minutes=7),
     "idle_timeout": timedelta(minutes=3),
     "resources": Resources(4),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import click
@@ -10,6 +10,7 @@ import click
 from sandkeep.cli.framework import absent, each_once, option, options
 from sandkeep.cli.values import (
     DURATION,
+    HOST_PORT,
     LIFETIME,
     MOUNT,
     NUMBER,
@@ -20,7 +21,7 @@ from sandkeep.cli.values import (
     NumberType,
 )
 from sandkeep.policy import NetworkPolicy
-from sandkeep.spec import MAX_RETAINED, OPTIONS, Resources, SnapshotRetention, SnapshotSource
+from sandkeep.spec import MAX_RETAINED, OPTIONS, HostPort, Resources, SnapshotRetention, SnapshotSource
 
 if TYPE_CHECKING:
     from sandkeep.sync import Configuration, NewConfiguration
@@ -209,6 +210,15 @@ ports = option(
     section=SANDBOX,
     help="Make a port reachable from outside. Can be repeated.",
 )
+host_ports = option(
+    "--host-port",
+    "host_ports",
+    multiple=True,
+    type=HOST_PORT,
+    section=NETWORK,
+    help="Let it reach this port of the server's machine by this name, whatever the policy says; none takes "
+    "all away. Can be repeated.",
+)
 mounts = option(
     "--mount",
     "mounts",
@@ -295,20 +305,27 @@ _origin = options(
 )
 
 DEFAULT_ENV: Final = "Variable for all its processes; KEY alone copies the local value. Can be repeated."
+_reach = options(network, host_ports)
 new_sandbox = options(
     _origin,
     _size,
     variables(SANDBOX, DEFAULT_ENV),
     tags("-t", "--tag"),
     _tail,
-    network,
+    _reach,
     _snapshots,
     _elsewhere,
 )
-run_sandbox = options(_origin, _size, tags("--tag"), _tail, network, _snapshots, _elsewhere)
-shell_sandbox = options(_origin, _size, tags("-t", "--tag"), _tail, network, _snapshots, _elsewhere)
+run_sandbox = options(_origin, _size, tags("--tag"), _tail, _reach, _snapshots, _elsewhere)
+shell_sandbox = options(_origin, _size, tags("-t", "--tag"), _tail, _reach, _snapshots, _elsewhere)
 forked_sandbox = options(
-    _size, variables(SANDBOX, DEFAULT_ENV), tags("-t", "--tag"), _tail, network, _snapshots, _elsewhere
+    _size,
+    variables(SANDBOX, DEFAULT_ENV),
+    tags("-t", "--tag"),
+    _tail,
+    _reach,
+    _snapshots,
+    _elsewhere,
 )
 
 how_to_run = options(
@@ -387,6 +404,8 @@ def changes(values: Mapping[str, Any]) -> Configuration:
         found["resources"] = Resources(values["vcpus"], exact=not values.get("best_effort"))
     if values.get("ports"):
         found["ports"] = values["ports"]
+    if values.get("host_ports"):
+        found["host_ports"] = granted(values["host_ports"])
     if values.get("env"):
         found["env"] = dict(values["env"])
     if values.get("tags"):
@@ -400,6 +419,13 @@ def changes(values: Mapping[str, Any]) -> Configuration:
     if (kept := retention(values)) is not None:
         found["snapshot_retention"] = kept
     return found
+
+
+def granted(values: Sequence[HostPort | None]) -> tuple[HostPort, ...]:
+    """Return the ports of the server's machine that the option names; with ``none`` there are none."""
+    if None in values and len(values) > 1:
+        raise click.UsageError("--host-port none takes all ports of the host away; leave the others out")
+    return tuple(each for each in values if each is not None)
 
 
 def retention(values: Mapping[str, Any]) -> SnapshotRetention | None:

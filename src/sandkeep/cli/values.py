@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sandkeep.spec import Mount
+from sandkeep.errors import InvalidRequest
+from sandkeep.spec import HostPort, Mount
 from sandkeep.states import MountMode
 
 if TYPE_CHECKING:
@@ -118,6 +119,28 @@ class MountType(_ParamType):
         return path, Mount(drive, MountMode(mode) if mode else MountMode.READ_WRITE)
 
 
+class HostPortType(_ParamType):
+    """``PORT=NAME``; ``none`` is ``None``."""
+
+    name = "host port"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "PORT=NAME"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> HostPort | None:
+        if isinstance(value, HostPort) or value == "none":
+            return None if value == "none" else value
+        number, equals, name = str(value).partition("=")
+        if not equals or not number.isdecimal():
+            self.fail(f"{value!r} is not PORT=NAME, such as 8000=model.internal", param, ctx)
+        try:
+            return HostPort(int(number), name)
+        except InvalidRequest as error:
+            self.fail(f"{value!r}: {error.message}", param, ctx)
+
+
 class NumberType(_ParamType):
     """A whole number, within bounds if they are given."""
 
@@ -176,6 +199,7 @@ DURATION: Final = DurationType()
 LIFETIME: Final = DurationType(zero=True)
 TAG: Final = PairType()
 VARIABLE: Final = PairType(environment=True)
+HOST_PORT: Final = HostPortType()
 MOUNT: Final = MountType()
 SIZE: Final = SizeType()
 TRUTH: Final = TruthType()

@@ -76,12 +76,18 @@ class Sandboxes:
     # --- create ------------------------------------------------------------------------------------------
 
     async def create(
-        self, project: str, spec: SandboxSpec, *, key: str | None = None, exact: bool = False
+        self,
+        project: str,
+        spec: SandboxSpec,
+        *,
+        key: str | None = None,
+        exact: bool = False,
+        operator: bool = False,
     ) -> Started:
         """Make a sandbox and start its first session. When that fails there is no sandbox.
 
         Of any number of calls with the same ``key`` one makes it and the others get it. ``exact``: a runtime
-        means that version and no other.
+        means that version and no other. ``operator``: the local user of the machine asks.
         """
         if spec.name is not None:
             name = check_name(spec.name)
@@ -89,7 +95,10 @@ class Sandboxes:
             name = keyed_name(project, key) if key else new_name()
         async with self._context.lock(project, name):
             made = self._made(project, name, key)
-            return made or await self._create_locked(project, name, spec, key, exact=exact)
+            if made is not None:
+                return made
+            self._context.network.check_host_ports(spec.host_ports, operator=operator)
+            return await self._create_locked(project, name, spec, key, exact=exact)
 
     def _made(self, project: str, name: str, key: str | None) -> Started | None:
         """Return what an earlier call with the same key has made."""
@@ -340,11 +349,13 @@ class Sandboxes:
         *,
         live: bool = False,
         key: str | None = None,
+        operator: bool = False,
     ) -> Started:
         """A new sandbox with the source's configuration, starting from its current snapshot.
 
         What ``changes`` holds replaces what would be inherited, entirely. With ``live`` it starts from what a
-        running session of the source has now: a checkpoint is taken for it. ``key`` is as for ``create``.
+        running session of the source has now: a checkpoint is taken for it. ``key`` and ``operator`` are as
+        for ``create``: ports of the host that it would inherit are refused to a caller who may not give them.
         """
         if live and "image" in changes:
             refuse("live", "is of no use with an image, which the files would be of")
@@ -357,6 +368,8 @@ class Sandboxes:
             session, _ = await self._sessions.ask_locked(Operation.FORK, self.get(project, source).session)
             running = session if session.status in ACTIVE else None
             origin = self._store.sandboxes.get(project, source)
+        granted = changes.get("host_ports", self.spec_of(origin, shown=True).host_ports)
+        self._context.network.check_host_ports(granted, operator=operator)
         checkpoint: Snapshot | None = None
         if live and running is not None:
             try:
@@ -371,7 +384,7 @@ class Sandboxes:
         snapshot = checkpoint or self._sessions.starting.source_of(origin)
         if snapshot is not None and "image" not in changes:
             spec = replace(spec, source=SnapshotSource(snapshot.id), image=None, runtime=origin.runtime)
-        made = await self.create(project, spec, key=key)
+        made = await self.create(project, spec, key=key, operator=operator)
         left_out = running is not None and not live and "image" not in changes
         return replace(made, left_out=running.id) if running is not None and left_out else made
 
@@ -398,17 +411,21 @@ class Sandboxes:
         changes: Mapping[str, Any],
         *,
         current_snapshot: str | None = None,
+        operator: bool = False,
     ) -> Sandbox:
         """Change the configuration. It applies to sessions from the next one on; all of it or nothing.
 
         The next session starts from ``current_snapshot`` also when one is running now: what that leaves is
-        kept beside it.
+        kept beside it. ``operator``: the local user of the machine asks.
         """
         async with self._context.lock(project, name):
             operation = Operation.UPDATE if current_snapshot is None else Operation.ROLL_BACK
             await self._sessions.ask_locked(operation, self.get(project, name).session)
             before = self._store.sandboxes.get(project, name)
-            spec = replace(self.spec_of(before, shown=True), **changes)
+            had = self.spec_of(before, shown=True)
+            spec = replace(had, **changes)
+            more = [each for each in spec.host_ports if each not in had.host_ports]
+            self._context.network.check_host_ports(more, operator=operator)
             self._check_timeout(spec.timeout)
             if "resources" in changes:
                 limits.check(self._context, spec.resources)
@@ -435,7 +452,9 @@ class Sandboxes:
                 await self._snapshots.apply_retention(updated)
             if "ports" in changes:
                 await self._publish_ports(updated)
-            return updated
+        if "host_ports" in changes:
+            await self._grant_host_ports(updated)
+        return updated
 
     def _roll_back(self, sandbox: Sandbox) -> None:
         """Have the choice of the current snapshot outlast the session that is running."""
@@ -449,6 +468,15 @@ class Sandboxes:
         active = self._store.sessions.active(sandbox.project, sandbox.id)
         if active is not None and active.status is SessionStatus.RUNNING:
             await self._context.network.publish(active)
+
+    async def _grant_host_ports(self, sandbox: Sandbox) -> None:
+        """Put ports of the host in force for a running session, and cut connections to those taken away.
+
+        Without the lock: this may wait for a netd that is starting, and puts in force what the row says.
+        """
+        active = self._store.sessions.active(sandbox.project, sandbox.id)
+        if active is not None and active.status is SessionStatus.RUNNING:
+            await self._context.network.set_policy(active)
 
     async def set_policy(self, project: str, session_id: str, policy: NetworkPolicy) -> Session:
         """Change what the running session may reach."""

@@ -31,6 +31,8 @@ class NetworkSettings:
     """Names with fixed addresses; no name server is asked about them."""
     allowed: Sequence[str] = ()
     """Private, loopback or link-local ranges that policies may allow; they are refused otherwise."""
+    host_ports: Sequence[int] = ()
+    """Ports of this machine that tokens may give to their sandboxes; the local user may give any."""
     name_servers: Sequence[str] = ()
     """Addresses, with a port after ``#`` where it is not 53. None: those of the machine."""
     own_ports: Sequence[int] = ()

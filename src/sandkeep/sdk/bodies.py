@@ -20,6 +20,7 @@ from sandkeep.sdk.sandboxes import Duration as Duration
 from sandkeep.spec import (
     OPTIONS,
     GitSource,
+    HostPort,
     Mount,
     Resources,
     SandboxSpec,
@@ -73,10 +74,12 @@ def _spelled(value: Any) -> Any:
             return _retention(value)
         case NetworkPolicy():
             return authored(value)
+        case HostPort():
+            return {"port": value.port, "name": value.name}
         case Mount():
             return {"drive": value.drive, "mode": value.mode.value}
         case tuple():
-            return list(value)
+            return [_spelled(item) for item in value]
         case Mapping():
             return {key: _spelled(item) for key, item in value.items()}
         case GitSource() | TarballSource() | SnapshotSource():
@@ -112,6 +115,9 @@ def configuration(**given: Any) -> dict[str, Any]:
             value = duration(value, keyword)
         elif name == "ports":
             expect("ports", value, Iterable, "a sequence of numbers")
+            value = tuple(value)
+        elif name == "host_ports":
+            expect("host_ports", value, Iterable, "a sequence of HostPort")
             value = tuple(value)
         fields[name] = value
     with _as_given():

@@ -84,6 +84,11 @@ class RequestContext:
             raise InvalidRequest(f"the header {name} must have 1 to {_LONGEST_KEY} characters", field=name)
         return key
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the caller is the operator, over the unix socket without a token."""
+        return self.caller.project is None
+
     def scope(self, *, project: str | None = None, make: bool = False) -> Scope:
         return self.app.auth.scope(self.caller, self.request.query, project=project, make=make)
 

@@ -108,6 +108,11 @@ def lifetimes_of_sandboxes(db: Database) -> None:
     db.run("CREATE INDEX sandboxes_by_lifetime ON sandboxes (delete_at_ms) WHERE delete_at_ms IS NOT NULL")
 
 
+def ports_of_the_host(db: Database) -> None:
+    """Add which ports of the server's machine a sandbox may reach: none, unless it is given some."""
+    db.run("ALTER TABLE sandboxes ADD COLUMN host_ports TEXT NOT NULL DEFAULT '[]'")
+
+
 STEPS: tuple[Step, ...] = (
     first_schema,
     secrets,
@@ -122,6 +127,7 @@ STEPS: tuple[Step, ...] = (
     sealed_policies,
     exact_resources,
     lifetimes_of_sandboxes,
+    ports_of_the_host,
 )
 
 

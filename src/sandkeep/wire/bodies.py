@@ -19,6 +19,7 @@ from sandkeep.spec import (
     DEFAULT_REGION,
     OPTIONS,
     GitSource,
+    HostPort,
     Mount,
     Option,
     Resources,
@@ -77,6 +78,14 @@ class MountBody(Body, kw_only=True, frozen=True):
     mode: MountMode = MountMode.READ_WRITE
 
 
+class HostPortBody(Body, kw_only=True, frozen=True):
+    port: Whole
+    name: str
+
+    def value(self) -> HostPort:
+        return HostPort(self.port, self.name)
+
+
 class GitSourceBody(Body, tag_field="type", tag="git", kw_only=True, frozen=True):
     url: str
     depth: Whole | UnsetType = UNSET
@@ -115,6 +124,8 @@ class _Configuration(SandboxSettings, Body, kw_only=True, frozen=True):
     resources: ResourcesBody | UnsetType = UNSET
     persistent: bool | UnsetType = UNSET
     network_policy: PolicyBody | UnsetType = UNSET
+    host_ports: list[HostPortBody] | UnsetType = UNSET
+    """Ports of the server's machine that it may reach by a name; official clients omit it."""
     env: dict[str, str] | UnsetType = UNSET
     mounts: dict[str, MountBody] | UnsetType = UNSET
 
@@ -281,7 +292,7 @@ def _read(option: Option, value: Any) -> Any:
     if option.milliseconds:
         return None if option.zero_is_none and value == 0 else _duration(value)
     if isinstance(value, list):
-        return tuple(value)
+        return tuple(_item(index, item) for index, item in enumerate(value))
     if isinstance(value, dict):
         return {
             key: _mount(key, item) if isinstance(item, MountBody) else item for key, item in value.items()
@@ -292,6 +303,13 @@ def _read(option: Option, value: Any) -> Any:
 
 
 _VALUES = (ResourcesBody, RetentionBody, GitSourceBody, TarballSourceBody, SnapshotSourceBody)
+
+
+def _item(index: int, item: Any) -> Any:
+    if not isinstance(item, HostPortBody):
+        return item
+    with within(f"[{index}]"):
+        return item.value()
 
 
 def _mount(path: str, body: MountBody) -> Mount:

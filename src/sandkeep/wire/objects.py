@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 from sandkeep.checks import milliseconds
 from sandkeep.policy import NetworkPolicy
 from sandkeep.policy_json import PolicyObject, shown
-from sandkeep.spec import OPTIONS, Mount, Resources, SandboxSpec, SnapshotRetention
+from sandkeep.spec import OPTIONS, HostPort, Mount, Resources, SandboxSpec, SnapshotRetention
 from sandkeep.states import (
     EndReason,
     MountMode,
@@ -39,6 +39,11 @@ class Pagination(Object, kw_only=True, frozen=True):
 class MountObject(Object, kw_only=True, frozen=True):
     drive: str
     mode: MountMode
+
+
+class HostPortObject(Object, kw_only=True, frozen=True):
+    port: int
+    name: str
 
 
 class RetentionObject(Object, kw_only=True, frozen=True):
@@ -99,6 +104,9 @@ class SandboxObject(SandboxSettings, Object, kw_only=True, frozen=True):
     cwd: str | UnsetType = UNSET
     network_policy: PolicyObject | UnsetType = UNSET
     network_id: str | UnsetType = UNSET
+    host_ports: list[HostPortObject] | UnsetType = UNSET
+    """Ports of the server's machine that it may reach by a name; absent: none. Official clients do not know
+    it."""
     current_snapshot_id: str | UnsetType = UNSET
     keep_last_snapshots: RetentionObject | UnsetType = UNSET
     mounts: dict[str, MountObject] | UnsetType = UNSET
@@ -238,7 +246,7 @@ def _shown(value: Any) -> Any:
         case SnapshotRetention():
             return retention_object(value)
         case tuple():
-            return list(value) or None
+            return [host_port_object(item) if isinstance(item, HostPort) else item for item in value] or None
         case Mapping():
             return {
                 key: mount_object(item) if isinstance(item, Mount) else item for key, item in value.items()
@@ -253,6 +261,10 @@ def retention_object(retention: SnapshotRetention) -> RetentionObject:
         expiration=UNSET if expiration is None else milliseconds(expiration),
         delete_evicted=retention.delete_evicted,
     )
+
+
+def host_port_object(granted: HostPort) -> HostPortObject:
+    return HostPortObject(port=granted.port, name=granted.name)
 
 
 def mount_object(mount: Mount) -> MountObject:

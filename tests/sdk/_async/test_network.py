@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import aclosing
 
 import pytest
@@ -31,6 +32,22 @@ async def test_secrets_are_set_listed_and_deleted(name: str) -> None:
             await client.secrets.delete(name)
         with pytest.raises(InvalidRequest):
             await client.secrets.set(name, "two\nlines")
+
+
+async def test_a_port_of_the_host_is_given_and_taken_away(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        port = service.getsockname()[1]
+        granted = [sandkeep.HostPort(port, "model.internal")]
+        async with sandkeep.create_sandbox(name, network_policy=DENIED, host_ports=granted) as box:
+            assert box.host_ports == tuple(granted)
+            reach = ["-c", f"import socket; socket.create_connection(('model.internal', {port}), 30)"]
+            assert (await box.run_process("python3", reach)).returncode == 0
+            service.accept()[0].close()
+            await box.update(host_ports=[])
+            assert box.host_ports == ()
+            assert (await box.run_process("python3", reach)).returncode != 0
+            with pytest.raises(InvalidRequest, match=r"host_ports\[1\]"):
+                await box.update(host_ports=granted * 2)
 
 
 async def test_what_the_network_did_is_told_oldest_first_and_then_as_it_happens(name: str) -> None:
