@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from sandkeep.sdk._async.batch import Batch
     from sandkeep.sdk._async.client import Client
     from sandkeep.sdk._async.files import Files
+    from sandkeep.sdk._async.forwarding import PortForward
     from sandkeep.sdk._async.images import Images
     from sandkeep.sdk._async.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
     from sandkeep.sdk._async.paging import Listing, Page
@@ -150,6 +151,7 @@ _WHERE = {
     "sdk._async.sandbox": "Sandbox",
     "sdk._async.secrets": "Secrets",
     "sdk._async.streams": "ByteReader StdinWriter TextReader",
+    "sdk._async.forwarding": "PortForward",
     "sdk._async.terminal": "Terminal",
     "sdk._compat_async": "Pending",
     "sdk.events": "Event",
@@ -215,6 +217,7 @@ __all__ = [
     "PairMatcher",
     "Pending",
     "PolicyMode",
+    "PortForward",
     "Process",
     "ProcessInfo",
     "ProcessReference",

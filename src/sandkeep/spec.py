@@ -374,7 +374,7 @@ class SandboxSpec:
     host_ports: tuple[HostPort, ...] = field(
         default=(), metadata=_option(cli=("host_ports",), update="at once")
     )
-    """Ports of the server's machine that it may reach, each by a name; whatever its network policy says."""
+    """Ports of the server's machine that it may reach, each by a name; under every network policy."""
     timeout: timedelta = field(
         default=DEFAULT_TIMEOUT,
         metadata=_option(

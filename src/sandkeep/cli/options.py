@@ -216,8 +216,8 @@ host_ports = option(
     multiple=True,
     type=HOST_PORT,
     section=NETWORK,
-    help="Let it reach this port of the server's machine by this name, whatever the policy says; none takes "
-    "all away. Can be repeated.",
+    help="Let it reach this port of the server's machine by this name, under every network policy; none "
+    "takes all away. Can be repeated.",
 )
 mounts = option(
     "--mount",

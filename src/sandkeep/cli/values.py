@@ -141,6 +141,26 @@ class HostPortType(_ParamType):
             self.fail(f"{value!r}: {error.message}", param, ctx)
 
 
+class ForwardType(_ParamType):
+    """``LOCAL:REMOTE``, or ``REMOTE`` for the same port here; a ``LOCAL`` of 0 or none is any free port."""
+
+    name = "forward"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "[LOCAL:]REMOTE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        local, colon, remote = str(value).rpartition(":")
+        found = [remote if not colon else local or "0", remote]
+        if not all(part.isdecimal() and int(part) <= 65535 for part in found) or int(remote) == 0:
+            self.fail(f"{value!r} is not LOCAL:REMOTE or REMOTE, such as 8080:3000", param, ctx)
+        return int(found[0]), int(found[1])
+
+
 class NumberType(_ParamType):
     """A whole number, within bounds if they are given."""
 
@@ -199,6 +219,7 @@ DURATION: Final = DurationType()
 LIFETIME: Final = DurationType(zero=True)
 TAG: Final = PairType()
 VARIABLE: Final = PairType(environment=True)
+FORWARD: Final = ForwardType()
 HOST_PORT: Final = HostPortType()
 MOUNT: Final = MountType()
 SIZE: Final = SizeType()

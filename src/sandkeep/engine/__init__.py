@@ -15,6 +15,7 @@
 ``activity``    when each session was last used, for the idle timeout
 ``configuration``  options of a sandbox as columns of the store, and back
 ``processes``   processes of sessions: started here, or observed elsewhere
+``tunnels``     connections to ports of a running session
 ``files``       files of a running session
 ``snapshots``   get, delete, the tree, retention
 ``retention``   which snapshots to keep; pure functions

@@ -53,7 +53,7 @@ class SandboxOptions(TypedDict, total=False):
     connected or not; zero, the default, is never. A change counts from the moment of the change."""
     network_policy: NetworkPolicy
     host_ports: Sequence[HostPort]
-    """Ports of the server's machine that programs inside reach by a name, whatever the policy says; none by
+    """Ports of the server's machine that programs inside reach by a name, under every network policy; none by
     default. Only the local user of that machine may give them, and tokens those that the operator lists."""
     env: Mapping[str, str]
     """Environment variables for every process."""

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sandkeep.sync.batch import Batch
     from sandkeep.sync.client import Client
     from sandkeep.sync.files import Files
+    from sandkeep.sync.forwarding import PortForward
     from sandkeep.sync.images import Images
     from sandkeep.sync.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
     from sandkeep.sync.paging import Listing, Page
@@ -150,6 +151,7 @@ _WHERE = {
     "sync.sandbox": "Sandbox",
     "sync.secrets": "Secrets",
     "sync.streams": "ByteReader StdinWriter TextReader",
+    "sync.forwarding": "PortForward",
     "sync.terminal": "Terminal",
     "sdk.events": "Event",
     "sdk.images": "Image Pulled",
@@ -213,6 +215,7 @@ __all__ = [
     "Page",
     "PairMatcher",
     "PolicyMode",
+    "PortForward",
     "Process",
     "ProcessInfo",
     "ProcessReference",

@@ -13,6 +13,7 @@
 ``drives``      ``drives``: named filesystems that sandboxes mount
 ``images``      ``images``: the images that sandboxes start from
 ``network``     ``net``: the network activity of a sandbox
+``forward``     ``port-forward``: ports of a sandbox on this machine
 ``secrets``     ``secret``: values that network rules inject
 ``serve``       ``serve``: the server in the foreground
 ``tokens``      ``token``: tokens for clients that connect over TCP
