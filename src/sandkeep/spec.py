@@ -217,6 +217,21 @@ def check_env(env: Mapping[str, str | None], *, field_path: str = "env", removal
         refuse(field_path, f"must be at most {MAX_ENV_TOTAL} bytes in total")
 
 
+def check_secrets(secrets: Mapping[str, str], env: Mapping[str, str | None]) -> None:
+    """Check variables that get values of secrets: the kernel can pass them, and ``env`` has none of them."""
+    expect("secrets", secrets, Mapping, "a mapping of variables to names of secrets")
+    for variable, name in secrets.items():
+        path = f'secrets["{variable}"]'
+        expect(path, variable, str, "text")
+        expect(path, name, str, "the name of a secret")
+        if not variable or "=" in variable or "\0" in variable:
+            refuse(path, "is not a valid variable name")
+        if not name:
+            refuse(path, "must name a secret")
+        if variable in env:
+            refuse(path, "is also in env, and only one can be its value")
+
+
 def _check_tags(tags: Mapping[str, str]) -> None:
     expect("tags", tags, Mapping, "a mapping of keys to values")
     if len(tags) > MAX_TAGS:

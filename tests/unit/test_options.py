@@ -274,6 +274,7 @@ def test_a_process_goes_from_the_sdk_to_the_engine() -> None:
         ["-j"],
         cwd="/src",
         env={"A": "b", "B": None},
+        secrets={"KEY": "openai"},
         sudo=True,
         user=None,
         kill_after=2,
@@ -286,6 +287,7 @@ def test_a_process_goes_from_the_sdk_to_the_engine() -> None:
         args=["-j"],
         cwd="/src",
         env={"A": "b", "B": None},
+        secrets={"KEY": "openai"},
         root=True,
         stdin=True,
         stderr="stdout",
@@ -299,7 +301,14 @@ def test_a_process_goes_from_the_sdk_to_the_engine() -> None:
 
 def test_a_program_on_a_terminal_has_the_same_options() -> None:
     sent = sdk_bodies.terminal(
-        "top", (), cwd="/", env={"TERM": "vt100", "B": None}, columns=100, rows=30, kill_after=1
+        "top",
+        (),
+        cwd="/",
+        env={"TERM": "vt100", "B": None},
+        secrets={"KEY": "openai"},
+        columns=100,
+        rows=30,
+        kill_after=1,
     )
     start = read_message(encode(sent))
     assert isinstance(start, Start)
@@ -308,6 +317,7 @@ def test_a_program_on_a_terminal_has_the_same_options() -> None:
         args=[],
         cwd="/",
         env={"TERM": "vt100", "B": None},
+        secrets={"KEY": "openai"},
         user="amy",
         pty=(30, 100),
         kill_after_ms=1000,

@@ -332,6 +332,16 @@ how_to_run = options(
     option("-w", "--workdir", metavar="PATH", section=COMMAND, help="Working directory of the command."),
     variables(COMMAND, "Variable for the command; KEY alone copies the local value. Can be repeated."),
     option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        type=TAG,
+        metavar="VARIABLE=NAME",
+        callback=each_once,
+        section=COMMAND,
+        help="Variable for the command with the value of a secret. Can be repeated.",
+    ),
+    option(
         "--unset",
         multiple=True,
         metavar="KEY",

@@ -58,7 +58,7 @@ COMMANDS: Final = {
     "port-forward": Entry(
         "forward", "port_forward", "make ports of a sandbox ports of this machine", NETWORK
     ),
-    "secret": Entry("secrets", "secret", "manage values that network rules inject", NETWORK),
+    "secret": Entry("secrets", "secret", "manage values for network rules and commands", NETWORK),
     "serve": Entry("serve", "serve", "run the server in the foreground", SERVER),
     "token": Entry("tokens", "token", "create, list and revoke tokens for clients", SERVER),
     "status": Entry("status", "status", "show which server is used and whether it runs", SERVER),

@@ -29,7 +29,7 @@
 ``network_events``  writes netd's reports to the store
 ``services``    what the parts that `Context` constructs may use of it
 ``policies``    network policies at rest, with every header value sealed
-``secrets``     secrets by logical name: sealed in the store, opened for netd only
+``secrets``     secrets by logical name: sealed in the store, opened for netd and processes
 ``sealing``     AES-GCM under a key of the installation
 ``keys``        the installation's own secret, and keys derived from it
 ``authority``   the installation's certificate authority, and how sessions come to trust it

@@ -180,6 +180,13 @@ class Network:
             if not self._secrets.exists(project, name):
                 problem = f"there is no secret named {name}"
                 raise InvalidRequest(f"{field}: {problem}", field=field, problem=problem)
+            try:
+                self._secrets.open_for_header(project, name)
+            except InvalidRequest as error:
+                problem = error.message
+                raise InvalidRequest(f"{field}: {problem}", field=field, problem=problem) from None
+            except StoreError:
+                pass  # its value does not open: netd refuses requests that need it
 
     def check_host_ports(self, wanted: Sequence[HostPort], *, operator: bool) -> None:
         """Refuse ports of this machine that the caller may not give to a sandbox.
@@ -208,7 +215,7 @@ class Network:
         values: dict[str, str] = {}
         for name, _ in references(policies.shown(complete)):
             try:
-                values[name] = self._secrets.open(session.project, name)
+                values[name] = self._secrets.open_for_header(session.project, name)
             except SandkeepError as error:
                 # netd refuses requests that need it; the rest of the policy stands.
                 self._services.log("a secret cannot be used", secret=name, error=str(error))

@@ -29,6 +29,7 @@ from sandkeep.spec import (
     Source,
     TarballSource,
     check_env,
+    check_secrets,
     check_together,
 )
 from sandkeep.wire.base import encode
@@ -168,6 +169,7 @@ def process(
     stdin: bool,
     stderr: Literal["stdout"] | int | None = None,
     grace: Duration | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the body that starts a process."""
     _check_args(args)
@@ -177,6 +179,9 @@ def process(
     if env:
         check_env(env, removal=True)
         body["env"] = dict(env)
+    if secrets:
+        check_secrets(secrets, env or {})
+        body["secrets"] = dict(secrets)
     if user is not None:
         body["user"] = user
     if kill_after is not None:
@@ -201,6 +206,7 @@ def terminal(
     columns: int,
     rows: int,
     kill_after: Duration | None,
+    secrets: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the message that starts a program on a terminal; mistakes are found here, before it is sent."""
     _check_args(args)
@@ -216,6 +222,7 @@ def terminal(
         refuse("command", "must not be empty")
     variables = {"TERM": "xterm-256color", **(env or {})}
     check_env(variables, removal=True)
+    check_secrets(secrets or {}, variables)
     unset = [name for name, value in variables.items() if value is None]
     check_size(columns, rows)
     return {
@@ -225,6 +232,7 @@ def terminal(
         "args": list(args),
         "env": [f"{name}={value}" for name, value in variables.items() if value is not None],
         **({"unset": unset} if unset else {}),
+        **({"secrets": dict(secrets)} if secrets else {}),
         "cwd": cwd,
         "cols": columns,
         "rows": rows,

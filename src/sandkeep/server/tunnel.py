@@ -113,7 +113,7 @@ async def _inward(sock: socket.socket, receive: Receive, ended: asyncio.Event) -
         try:
             if message.get("bytes") and not ended.is_set():
                 await loop.sock_sendall(sock, message["bytes"])
-            elif message.get("text") and isinstance(tunnel.read_message(message["text"]), tunnel.End):
+            elif message.get("text") and isinstance(tunnel.read_message(message["text"]), tunnel.EndOfBytes):
                 sock.shutdown(socket.SHUT_WR)
                 ended.set()
         except OSError:

@@ -29,6 +29,7 @@ from sandkeep.spec import (
     Source,
     TarballSource,
     check_env,
+    check_secrets,
     check_together,
 )
 from sandkeep.states import MountMode, Paths
@@ -199,6 +200,8 @@ class RunBody(Body, kw_only=True, frozen=True):
     cwd: str | UnsetType = UNSET
     env: dict[str, str | None] = field(default_factory=dict)
     """Null removes a variable of the sandbox; official clients send text only."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Names of secrets, by the variable that gets the value; official clients omit it."""
     sudo: bool = False
     user: str | UnsetType = UNSET
     """The account to run as; official clients omit it."""
@@ -222,6 +225,7 @@ class RunBody(Body, kw_only=True, frozen=True):
         if total > MAX_ARGUMENTS:
             _refuse_size("args", f"must be at most {MAX_ARGUMENTS} bytes in total, not {total}")
         check_env(self.env, removal=True)
+        check_secrets(self.secrets, self.env)
         check_path("cwd", self.cwd)
 
     def options(self) -> ProcessOptions:

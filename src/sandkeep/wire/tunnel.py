@@ -36,7 +36,7 @@ class Open(msgspec.Struct, tag_field="type", tag="open", frozen=True):
     """The program inside has accepted the connection."""
 
 
-class End(msgspec.Struct, tag_field="type", tag="end", frozen=True):
+class EndOfBytes(msgspec.Struct, tag_field="type", tag="end", frozen=True):
     """The sender will send no more bytes."""
 
 
@@ -51,13 +51,13 @@ class Failure(msgspec.Struct, tag_field="type", tag="error", kw_only=True, froze
 
 
 OPEN: Final = encode(Open()).decode()
-END: Final = encode(End()).decode()
+END: Final = encode(EndOfBytes()).decode()
 
 
 def failure(error: SandkeepError) -> str:
     return encode(Failure(code=error.code, message=error.message)).decode()
 
 
-def read_message(text: str) -> Open | End | Failure:
+def read_message(text: str) -> Open | EndOfBytes | Failure:
     """Decode a text frame. Raises ``msgspec.MsgspecError``."""
-    return msgspec.json.decode(text, type=Open | End | Failure)
+    return msgspec.json.decode(text, type=Open | EndOfBytes | Failure)

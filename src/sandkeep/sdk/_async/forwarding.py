@@ -16,7 +16,7 @@ from sandkeep.sdk._async.recovery import Recovery
 from sandkeep.sdk._async.transport import Transport, translated
 from sandkeep.sdk._compat_async import Background, LocalSocket, Lock, shielded, together
 from sandkeep.sdk.websocket import Closed, Frames, Handshake, interrupt
-from sandkeep.wire.tunnel import END, MAX_FRAME, ROUTE, End, Failure, Open, read_message
+from sandkeep.wire.tunnel import END, MAX_FRAME, ROUTE, EndOfBytes, Failure, Open, read_message
 
 _READ = 1 << 16
 _OPEN_SECONDS = 60.0
@@ -116,7 +116,7 @@ class Tunnel:
         match message:
             case Open():
                 self._opened = True
-            case End():
+            case EndOfBytes():
                 self._ended = True
             case Failure():
                 raise message.error()
