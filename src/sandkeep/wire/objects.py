@@ -64,6 +64,9 @@ class RouteObject(Object, kw_only=True, frozen=True):
     system: bool | UnsetType = UNSET
     token: str | UnsetType = UNSET
     """Token that a request must send, if the operator protects routes."""
+    address: str | UnsetType = UNSET
+    """Address and port to connect to, with the URL's host as ``Host``, if the URL has a name that few
+    resolvers know."""
 
 
 class SandboxSettings(Struct, rename="camel", kw_only=True, frozen=True):
