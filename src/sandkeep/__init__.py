@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sandkeep.sdk._async.batch import Batch
     from sandkeep.sdk._async.client import Client
     from sandkeep.sdk._async.files import Files
+    from sandkeep.sdk._async.forwarding import PortForward
     from sandkeep.sdk._async.images import Images
     from sandkeep.sdk._async.many import SandboxBatch
     from sandkeep.sdk._async.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
@@ -112,7 +113,15 @@ if TYPE_CHECKING:
         Transferred,
         Usage,
     )
-    from sandkeep.spec import GitSource, Mount, Resources, SnapshotRetention, SnapshotSource, TarballSource
+    from sandkeep.spec import (
+        GitSource,
+        HostPort,
+        Mount,
+        Resources,
+        SnapshotRetention,
+        SnapshotSource,
+        TarballSource,
+    )
     from sandkeep.states import (
         EndReason,
         FileKind,
@@ -146,6 +155,7 @@ _WHERE = {
     "sdk._async.sandbox": "Sandbox",
     "sdk._async.secrets": "Secrets",
     "sdk._async.streams": "ByteReader StdinWriter TextReader",
+    "sdk._async.forwarding": "PortForward",
     "sdk._async.terminal": "Terminal",
     "sdk._compat_async": "Pending",
     "sdk.events": "Event",
@@ -161,7 +171,7 @@ _WHERE = {
     "sdk.values": "CompletedProcess Drive FileChange FileLines FileStat OutputChunk OutputGap ProcessInfo "
     "Route SandboxGroup ShownPolicy Snapshot SnapshotNode Synced Transferred Usage",
     "policy": "Domain Forward Matcher NetworkPolicy PairMatcher RequestMatch Respond Rule Transform",
-    "spec": "GitSource Mount Resources SnapshotRetention SnapshotSource TarballSource",
+    "spec": "GitSource HostPort Mount Resources SnapshotRetention SnapshotSource TarballSource",
     "states": "EndReason FileKind MountMode OutputStream PolicyMode ProcessStatus SessionStatus "
     "SnapshotMethod SnapshotStatus SortOrder Tier",
 }
@@ -193,6 +203,7 @@ __all__ = [
     "Files",
     "Forward",
     "GitSource",
+    "HostPort",
     "Image",
     "Images",
     "Listing",
@@ -210,6 +221,7 @@ __all__ = [
     "PairMatcher",
     "Pending",
     "PolicyMode",
+    "PortForward",
     "Process",
     "ProcessInfo",
     "ProcessReference",

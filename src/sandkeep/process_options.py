@@ -39,6 +39,8 @@ class ProcessOptions:
     cwd: str | None = field(default=None, metadata=_process_option())
     env: Mapping[str, str | None] = field(default_factory=dict, repr=False, metadata=_process_option())
     """``None`` removes a variable that the sandbox has."""
+    secrets: Mapping[str, str] = field(default_factory=dict, metadata=_process_option(host="env"))
+    """Names of secrets of the project, by the variable that gets the value."""
     user: str | None = field(default=None, metadata=_process_option(None))
     """An account of the sandbox; of handles of an account in the SDK."""
     root: bool = field(default=False, metadata=_process_option("sudo", body="sudo"))

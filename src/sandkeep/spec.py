@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import field, fields
 from datetime import timedelta
@@ -51,6 +52,7 @@ MAX_COMMENT = 1024
 MAX_BATCH = 100
 """Sandboxes that one request can make."""
 MAX_MOUNTS = 4
+MAX_HOST_PORTS = 16
 MAX_MOUNT_PATH = 256
 MAX_ENV_ENTRY = 131_071
 """Bytes of one ``NAME=value``: the kernel takes 128 KiB for a single string, its terminating NUL included."""
@@ -58,6 +60,9 @@ MAX_ENV_TOTAL = 524_288
 MAX_RETAINED = 100
 _MOUNT_FORBIDDEN = ("/proc", "/sys", "/dev", "/run/cell", "/run/vercel/share")
 _GIT_SCHEMES = frozenset({"http", "https", "git", "ssh"})
+_LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST_NAME = re.compile(rf"(?:{_LABEL}\.)*(?=[a-z_]){_LABEL}")
+_LONGEST_HOST_NAME = 253
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -228,6 +233,30 @@ class Mount:
         expect("mode", self.mode, MountMode, "a MountMode")
 
 
+@dataclass(frozen=True, slots=True, init=False)
+class HostPort:
+    """A TCP port of the server's machine that a sandbox reaches by a name, at the same number.
+
+    Inside, ``name`` leads to 127.0.0.1 of the server's machine, at this port and at no other.
+    """
+
+    port: int
+    name: str
+
+    def __init__(self, port: int, name: str) -> None:
+        expect("port", port, int, "a number")
+        if not 1 <= port <= 65535:
+            refuse("port", f"must be between 1 and 65535, not {port}")
+        expect("name", name, str, "text")
+        name = name.lower()
+        if len(name) > _LONGEST_HOST_NAME or _HOST_NAME.fullmatch(name) is None:
+            refuse("name", f"must be a host name such as model.internal, not {name!r}")
+        if name.rpartition(".")[2] in ("localhost", "arpa"):
+            refuse("name", f"must not be {name}, which has a meaning of its own inside")
+        object.__setattr__(self, "port", port)
+        object.__setattr__(self, "name", name)
+
+
 def _frozen(mapping: Mapping[str, str]) -> Mapping[str, str]:
     return Frozen(mapping)
 
@@ -260,6 +289,21 @@ def check_comment(comment: str) -> None:
     check_text("comment", comment, limit=MAX_COMMENT)
 
 
+def check_secrets(secrets: Mapping[str, str], env: Mapping[str, str | None]) -> None:
+    """Check variables that get values of secrets: the kernel can pass them, and ``env`` has none of them."""
+    expect("secrets", secrets, Mapping, "a mapping of variables to names of secrets")
+    for variable, name in secrets.items():
+        path = f'secrets["{variable}"]'
+        expect(path, variable, str, "text")
+        expect(path, name, str, "the name of a secret")
+        if not variable or "=" in variable or "\0" in variable:
+            refuse(path, "is not a valid variable name")
+        if not name:
+            refuse(path, "must name a secret")
+        if variable in env:
+            refuse(path, "is also in env, and only one can be its value")
+
+
 def check_tags(tags: Mapping[str, str]) -> None:
     """Check that a sandbox can have these tags."""
     expect("tags", tags, Mapping, "a mapping of keys to values")
@@ -282,6 +326,15 @@ def _check_ports(ports: tuple[int, ...]) -> None:
             refuse(f"ports[{index}]", f"must be between 1 and 65535, not {port}")
         if port in ports[:index]:
             refuse(f"ports[{index}]", f"{port} is listed twice")
+
+
+def _check_host_ports(granted: tuple[HostPort, ...]) -> None:
+    if len(granted) > MAX_HOST_PORTS:
+        refuse("host_ports", f"at most {MAX_HOST_PORTS} are allowed, not {len(granted)}")
+    for index, each in enumerate(granted):
+        expect(f"host_ports[{index}]", each, HostPort, "a HostPort")
+        if each in granted[:index]:
+            refuse(f"host_ports[{index}]", f"port {each.port} as {each.name} is listed twice")
 
 
 def _check_mounts(mounts: Mapping[str, Mount]) -> None:
@@ -406,6 +459,10 @@ class SandboxSpec:
     ports: tuple[int, ...] = field(
         default=(), metadata=_option(shown=(), cli=("ports",), update="at once", of_session=True)
     )
+    host_ports: tuple[HostPort, ...] = field(
+        default=(), metadata=_option(cli=("host_ports",), update="at once")
+    )
+    """Ports of the server's machine that it may reach, each by a name; under every network policy."""
     timeout: timedelta = field(
         default=DEFAULT_TIMEOUT,
         metadata=_option(
@@ -494,6 +551,7 @@ class SandboxSpec:
             if value is not None:
                 check_text(name, value, limit=512)
         _check_ports(self.ports)
+        _check_host_ports(self.host_ports)
         check_duration("timeout", self.timeout)
         if self.idle_timeout is not None:
             check_duration("idle_timeout", self.idle_timeout, zero=True)

@@ -70,8 +70,8 @@ def test_secrets_are_set_listed_and_removed_and_never_printed(cli: Program) -> N
     assert runs[4].text == "piped\ngiven\n"
     assert not any(VALUE in run.text + run.err for run in runs)
     assert "sandkeep secret ls" in cli.fails("secret", "rm", "piped")
-    refused = cli("secret", "set", "two", input=f"{VALUE}\n{VALUE}".encode(), status=2)
-    assert "one line" in refused.err and VALUE not in refused.err
+    refused = cli("secret", "set", "two", input=f"{VALUE}\0".encode(), status=2)
+    assert "without NUL" in refused.err and VALUE not in refused.err
     assert "not text" in cli("secret", "set", "binary", input=b"\xff", status=2).err
 
 
@@ -109,3 +109,31 @@ def test_network_activity_is_shown_with_verdict_address_bytes_and_rule(
     assert any(" deny " in line and "elsewhere.test" in line for line in lines)
     cli("rm", "--delete-orphan-snapshots", name)
     assert "no sandbox" in cli.fails("net", name)
+
+
+def test_ports_of_the_host_are_given_and_shown(able: None, port: int) -> None:
+    with running_server() as server:
+        cli = Program({"SANDKEEP_URL": f"unix://{server.socket}"})
+        cli("create", "--name", "reaches", "--host-port", f"{port}=host.test", "--network-policy", "deny-all")
+        look = ["python3", "-c", GET, str(port)]
+        cli("exec", "reaches", *look)
+        assert f"{port} as host.test" in cli("config", "list", "reaches").text
+        [shown] = cli("config", "host-ports", "reaches", "--host-port", "1=other", "--json").json["hostPorts"]
+        assert shown == {"port": 1, "name": "other"}
+        assert cli("config", "host-ports", "reaches", "--json").json["hostPorts"] == []
+        cli("exec", "reaches", *look, status=1)
+        assert "PORT=NAME" in cli.fails("create", "--host-port", "8000", status=2)
+
+
+def test_a_secret_is_a_variable_of_a_command(cli: Program) -> None:
+    pytest.importorskip("cryptography", reason="secrets need sandkeep[net]")
+    cli("secret", "set", "deploy", input=f"{VALUE}\nsecond line\n".encode())
+    cli("create", "--name", "uses")
+    shown = cli("exec", "--secret", "KEY=deploy", "uses", "--", "printenv", "KEY")
+    assert shown.text == f"{VALUE}\nsecond line\n"
+    ran = cli("run", "--name", "uses", "--secret", "KEY=deploy", "--", "sh", "-c", 'test -n "$KEY"')
+    assert VALUE not in ran.err
+    cli("exec", "uses", "--", "printenv", "KEY", status=1)
+    assert "no secret named absent" in cli.fails("exec", "--secret", "KEY=absent", "uses", "true", status=125)
+    cli("rm", "uses")
+    cli("secret", "rm", "deploy")

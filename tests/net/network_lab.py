@@ -154,7 +154,7 @@ class Net:
         spec = SandboxSpec(name=name, persistent=options.pop("persistent", False), **options)
         if policy is not None:
             spec = replace(spec, network_policy=policy)
-        started = self.do(self.engine.sandboxes.create(self.project, spec))
+        started = self.do(self.engine.sandboxes.create(self.project, spec, operator=True))
         box = Box(self, name, started.session)
         self._boxes.append(box)
         return box

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import urllib.request
 from collections.abc import Iterator
 
 import httpx
@@ -34,7 +35,8 @@ def test_the_token_of_a_protected_route_is_shown_to_its_owner(protected: ServerP
         named = {"SANDKEEP_TEAM": protected.team, "SANDKEEP_PROJECT": protected.project}
         cli = Program({"SANDKEEP_URL": url, **named, **({"SANDKEEP_TOKEN": token} if token else {})})
         shown = cli("config", "list", box.name, "--json").json["routes"]
-        assert shown == [{"port": 3000, "url": route.url, "token": route.token}]
+        address = route.url.removeprefix("http://")
+        assert shown == [{"port": 3000, "url": route.url, "token": route.token, "address": address}]
         assert route.link in cli("config", "list", box.name).text
 
 
@@ -55,6 +57,23 @@ def test_every_program_here_fetches_the_url_of_a_port(server: ServerProcess, way
             box.stop()
             box.resume()
             assert box.url(3000) == client.get_sandbox(box.name).url(3000) == found
+
+
+def test_a_url_that_few_resolvers_know_comes_with_an_address(able: None) -> None:
+    settings = {"network": {"ingress_address": "127.0.0.2", "ingress_port": 0}}
+    with (
+        running_server(settings=settings) as server,
+        Client(url=f"unix://{server.socket}") as client,
+        client.create_sandbox(ports=[3000]) as box,
+    ):
+        box.fs.write_text("page", "found")
+        assert box.create_process("python3", ["-u", "-m", "http.server", "3000"]).stdout.readline()
+        route = box.routes[0]
+        assert ".localhost:" in route.url and route.address.startswith("127.0.0.2:")
+        request = urllib.request.Request(f"http://{route.address}/page", headers={"Host": route.host})
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=60) as answer:
+            assert answer.read() == b"found"
 
 
 def test_a_port_is_answered_while_there_is_no_server(able: None) -> None:

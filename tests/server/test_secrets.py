@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -50,11 +52,86 @@ def test_secrets_of_another_project_are_absent(server: ServerProcess, api: httpx
     assert api.delete("/v1/secrets/ours", params=scoped()).status_code == 200
 
 
-def test_what_no_header_can_carry_is_refused_without_being_repeated(api: httpx.Client) -> None:
-    for name, value in (("a b", VALUE), ("multi", f"{VALUE}\nx"), ("wide", f"{VALUE}→"), ("none", "")):
+def test_what_cannot_be_kept_or_sent_is_refused_without_being_repeated(api: httpx.Client) -> None:
+    for name, value in (("a b", VALUE), ("nul", f"{VALUE}\0x"), ("long", VALUE * 8192), ("none", "")):
         answer = api.put(f"/v1/secrets/{name}", params=scoped(), json={"value": value})
         assert refused(answer) == (400, "bad_request"), name
         assert VALUE not in answer.text
+    for value in (f"{VALUE}\nx", f"{VALUE}→"):
+        api.put("/v1/secrets/wide", params=scoped(), json={"value": value})
+        rule = {"transform": [{"headers": {"authorization": "Bearer ${secret:wide}"}}]}
+        body = {"projectId": PROJECT, "networkPolicy": {"mode": "custom", "allow": {"x.example": [rule]}}}
+        answer = api.post("/v3/sandboxes", params=scoped(), json=body)
+        assert refused(answer) == (400, "bad_request")
+        assert "does not fit into an HTTP header" in answer.text and VALUE not in answer.text
+    api.delete("/v1/secrets/wide", params=scoped())
+
+
+def test_a_secret_is_a_variable_of_one_process_and_written_nowhere(able: None) -> None:
+    value = "line-one-7cd1\nline-two-é-99af"
+    parts = [part.encode() for part in value.split("\n")]
+    look = (
+        "tr '\\0' '\\n' < /proc/$1/environ | grep -c line-one; "
+        "grep -l 'line-[o]ne' /proc/[0-9]*/environ 2>/dev/null | wc -l"
+    )
+    with running_server() as server, server.client() as api:
+        api.put("/v1/secrets/openai", params=scoped(), json={"value": value})
+        box = create(api)
+        waiting = box.start(
+            "sh", "-c", 'echo $$; printf %s "$KEY" | sha256sum; exec sleep 1000', secrets={"KEY": "openai"}
+        )
+        log = f"{box.path}/cmd/{waiting['id']}/logs"
+        with api.stream("GET", log, params=scoped()) as lines:
+            said = ""
+            for line in lines.iter_lines():
+                said += json.loads(line)["data"] if line else ""
+                if said.count("\n") == 2:
+                    break
+        pid, digest = said.split()[:2]
+        assert digest == hashlib.sha256(value.encode()).hexdigest()
+        found = everything_in(server.data)
+        assert not [path for path, data in found.items() if any(part in data for part in parts)]
+        # A process without it does not have it. The same user can read it, another one cannot.
+        assert outcome(box.run("sh", "-c", "echo ${KEY-none}")) == "none\n"
+        assert outcome(box.run("sh", "-c", look, "look", pid)).split() == ["1", "1"]
+        if os.geteuid() == 0:
+            box.run("useradd", "other", sudo=True)
+            denied = outcome(box.run("sh", "-c", f"cat /proc/{pid}/environ", user="other"))
+            assert "denied" in denied and "line-one" not in denied
+        for wrong, status in (({"KEY": "absent"}, 404), ({"A=B": "openai"}, 400), ({"X": "openai"}, 400)):
+            answer = box.run("true", secrets=wrong, env={"X": "y"})
+            assert answer.status_code == status and "secrets[" in answer.text, answer.text
+            assert parts[0].decode() not in answer.text
+        shown = api.get("/v1/events", params=scoped(limit="100")).text
+        assert "process.started" in shown and parts[0].decode() not in shown
+        assert parts[0].decode() not in api.get(f"{box.path}/cmd", params=scoped()).text
+        api.post(f"{box.path}/stop", params=scoped(), json={})
+        server.stop()
+        found = everything_in(server.data)
+        assert not [path for path, data in found.items() if any(part in data for part in parts)]
+        server.start()
+
+
+def outcome(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    records = [json.loads(line) for line in answer.text.splitlines() if line]
+    return "".join(record["data"] for record in records if "stream" in record)
+
+
+def everything_in(directory: Path) -> dict[str, bytes]:
+    """The content of every file below a directory: store, logs, records, states, layers."""
+    found: dict[str, bytes] = {}
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(parent, name)
+            if os.path.isfile(path) and not os.path.islink(path):
+                try:
+                    with open(path, "rb") as handle:
+                        found[path] = handle.read()
+                except (FileNotFoundError, PermissionError):
+                    continue
+    assert any(path.endswith("store.db") for path in found)
+    return found
 
 
 def test_a_policy_can_name_a_secret_that_is_there(api: httpx.Client) -> None:

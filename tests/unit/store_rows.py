@@ -25,7 +25,14 @@ def drop_columns_since_sealed_policies(run: Callable[[str], object]) -> None:
     for index in ("sandboxes_by_batch", "sessions_by_source"):
         run(f"DROP INDEX {index}")
     run("ALTER TABLE snapshots DROP COLUMN comment")
-    for column in ("exact_resources", "destroy_on_stop", "delete_after_ms", "delete_at_ms", "batch"):
+    for column in (
+        "exact_resources",
+        "destroy_on_stop",
+        "delete_after_ms",
+        "delete_at_ms",
+        "batch",
+        "host_ports",
+    ):
         run(f"ALTER TABLE sandboxes DROP COLUMN {column}")
     for table in ("sandboxes", "sessions"):
         run(f"ALTER TABLE {table} DROP COLUMN asked_limits")

@@ -26,6 +26,7 @@ from sandkeep.store.rows import (
     ProcessStatus,
     Removal,
     SnapshotStatus,
+    StoredHostPort,
     StoredMount,
 )
 from sandkeep.store.rows import SessionStatus as S
@@ -82,6 +83,7 @@ def test_a_sandbox_reads_back_as_it_was_written(store: Store) -> None:
         destroy_on_stop=True,
         delete_after_ms=7,
         delete_at_ms=8,
+        host_ports=(StoredHostPort(8000, "model.internal"),),
         env={"A": "é\ud800\0"},
         tags={"t": "a:b"},
         ports=(3000, 8080),

@@ -37,6 +37,7 @@ METHODS = {
 }
 ATTRIBUTES = {
     "app_state": dict,
+    "config": uvicorn.Config,
     "cycle": object,
     "flow": object,
     "headers": list,

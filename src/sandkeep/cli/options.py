@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import click
@@ -11,6 +11,7 @@ from sandkeep.cli.framework import absent, each_once, option, options
 from sandkeep.cli.values import (
     CPUS,
     DURATION,
+    HOST_PORT,
     LIFETIME,
     MEGABYTES,
     MOUNT,
@@ -22,7 +23,7 @@ from sandkeep.cli.values import (
     NumberType,
 )
 from sandkeep.policy import NetworkPolicy
-from sandkeep.spec import MAX_RETAINED, OPTIONS, Resources, SnapshotRetention, SnapshotSource
+from sandkeep.spec import MAX_RETAINED, OPTIONS, HostPort, Resources, SnapshotRetention, SnapshotSource
 
 if TYPE_CHECKING:
     from sandkeep.sync import Configuration, NewConfiguration
@@ -211,6 +212,15 @@ ports = option(
     section=SANDBOX,
     help="Make a port reachable from outside. Can be repeated.",
 )
+host_ports = option(
+    "--host-port",
+    "host_ports",
+    multiple=True,
+    type=HOST_PORT,
+    section=NETWORK,
+    help="Let it reach this port of the server's machine by this name, under every network policy; none "
+    "takes all away. Can be repeated.",
+)
 mounts = option(
     "--mount",
     "mounts",
@@ -362,25 +372,42 @@ _origin = options(
 )
 
 DEFAULT_ENV: Final = "Variable for all its processes; KEY alone copies the local value. Can be repeated."
+_reach = options(network, host_ports)
 new_sandbox = options(
     _origin,
     _size,
     variables(SANDBOX, DEFAULT_ENV),
     tags("-t", "--tag"),
     _tail,
-    network,
+    _reach,
     _snapshots,
     _elsewhere,
 )
-run_sandbox = options(_origin, _size, tags("--tag"), _tail, network, _snapshots, _elsewhere)
-shell_sandbox = options(_origin, _size, tags("-t", "--tag"), _tail, network, _snapshots, _elsewhere)
+run_sandbox = options(_origin, _size, tags("--tag"), _tail, _reach, _snapshots, _elsewhere)
+shell_sandbox = options(_origin, _size, tags("-t", "--tag"), _tail, _reach, _snapshots, _elsewhere)
 forked_sandbox = options(
-    _size, variables(SANDBOX, DEFAULT_ENV), tags("-t", "--tag"), _tail, network, _snapshots, _elsewhere
+    _size,
+    variables(SANDBOX, DEFAULT_ENV),
+    tags("-t", "--tag"),
+    _tail,
+    _reach,
+    _snapshots,
+    _elsewhere,
 )
 
 how_to_run = options(
     option("-w", "--workdir", metavar="PATH", section=COMMAND, help="Working directory of the command."),
     variables(COMMAND, "Variable for the command; KEY alone copies the local value. Can be repeated."),
+    option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        type=TAG,
+        metavar="VARIABLE=NAME",
+        callback=each_once,
+        section=COMMAND,
+        help="Variable for the command with the value of a secret. Can be repeated.",
+    ),
     option(
         "--unset",
         multiple=True,
@@ -469,6 +496,8 @@ def changes(values: Mapping[str, Any]) -> Configuration:
         found["resources"] = limits
     if values.get("ports"):
         found["ports"] = values["ports"]
+    if values.get("host_ports"):
+        found["host_ports"] = granted(values["host_ports"])
     if values.get("env"):
         found["env"] = dict(values["env"])
     if values.get("tags"):
@@ -493,6 +522,13 @@ def resources(values: Mapping[str, Any]) -> Resources | None:
             raise click.UsageError(f"--best-effort is about limits: give one of {flags}")
         return None
     return Resources(**asked, exact=not values.get("best_effort"))
+
+
+def granted(values: Sequence[HostPort | None]) -> tuple[HostPort, ...]:
+    """Return the ports of the server's machine that the option names; with ``none`` there are none."""
+    if None in values and len(values) > 1:
+        raise click.UsageError("--host-port none takes all ports of the host away; leave the others out")
+    return tuple(each for each in values if each is not None)
 
 
 def retention(values: Mapping[str, Any]) -> SnapshotRetention | None:

@@ -58,7 +58,10 @@ COMMANDS: Final = {
     "drives": Entry("drives", "drives", "manage drives, which sandboxes can mount", STORAGE),
     "images": Entry("images", "images", "manage the images that sandboxes start from", STORAGE),
     "net": Entry("network", "net", "show the network activity of a sandbox", NETWORK),
-    "secret": Entry("secrets", "secret", "manage values that network rules inject", NETWORK),
+    "port-forward": Entry(
+        "forward", "port_forward", "make ports of a sandbox ports of this machine", NETWORK
+    ),
+    "secret": Entry("secrets", "secret", "manage values for network rules and commands", NETWORK),
     "serve": Entry("serve", "serve", "run the server in the foreground", SERVER),
     "token": Entry("tokens", "token", "create, list and revoke tokens for clients", SERVER),
     "status": Entry("status", "status", "show which server is used and whether it runs", SERVER),

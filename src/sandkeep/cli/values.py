@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sandkeep.spec import Mount
+from sandkeep.errors import InvalidRequest
+from sandkeep.spec import HostPort, Mount
 from sandkeep.states import MountMode
 
 if TYPE_CHECKING:
@@ -117,6 +118,48 @@ class MountType(_ParamType):
         if not drive or not path.startswith("/") or (mode and mode not in modes):
             self.fail(f"{value!r} is not DRIVE:/PATH[:{'|'.join(modes)}]", param, ctx)
         return path, Mount(drive, MountMode(mode) if mode else MountMode.READ_WRITE)
+
+
+class HostPortType(_ParamType):
+    """``PORT=NAME``; ``none`` is ``None``."""
+
+    name = "host port"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "PORT=NAME"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> HostPort | None:
+        if isinstance(value, HostPort) or value == "none":
+            return None if value == "none" else value
+        number, equals, name = str(value).partition("=")
+        if not equals or not number.isdecimal():
+            self.fail(f"{value!r} is not PORT=NAME, such as 8000=model.internal", param, ctx)
+        try:
+            return HostPort(int(number), name)
+        except InvalidRequest as error:
+            self.fail(f"{value!r}: {error.message}", param, ctx)
+
+
+class ForwardType(_ParamType):
+    """``LOCAL:REMOTE``, or ``REMOTE`` for the same port here; a ``LOCAL`` of 0 or none is any free port."""
+
+    name = "forward"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "[LOCAL:]REMOTE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        local, colon, remote = str(value).rpartition(":")
+        found = [remote if not colon else local or "0", remote]
+        if not all(part.isdecimal() and int(part) <= 65535 for part in found) or int(remote) == 0:
+            self.fail(f"{value!r} is not LOCAL:REMOTE or REMOTE, such as 8080:3000", param, ctx)
+        return int(found[0]), int(found[1])
 
 
 class NumberType(_ParamType):
@@ -237,6 +280,8 @@ DURATION: Final = DurationType()
 LIFETIME: Final = DurationType(zero=True)
 TAG: Final = PairType()
 VARIABLE: Final = PairType(environment=True)
+FORWARD: Final = ForwardType()
+HOST_PORT: Final = HostPortType()
 MOUNT: Final = MountType()
 SIZE: Final = SizeType()
 MEGABYTES: Final = MegabytesType()

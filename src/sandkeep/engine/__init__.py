@@ -16,6 +16,7 @@
 ``activity``    when each session was last used, for the idle timeout
 ``configuration``  options of a sandbox as columns of the store, and back
 ``processes``   processes of sessions: started here, or observed elsewhere
+``tunnels``     connections to ports of a running session
 ``files``       files of a running session
 ``snapshots``   get, delete, the tree, retention
 ``retention``   which snapshots to keep; pure functions
@@ -29,7 +30,7 @@
 ``network_events``  writes netd's reports to the store
 ``services``    what the parts that `Context` constructs may use of it
 ``policies``    network policies as stored, with every header value sealed
-``secrets``     secrets by logical name: sealed in the store, opened for netd only
+``secrets``     secrets by logical name: sealed in the store, opened for netd and processes
 ``sealing``     AES-GCM under a key of the installation
 ``keys``        the installation's own secret, and keys derived from it
 ``authority``   the installation's certificate authority, and how sessions come to trust it

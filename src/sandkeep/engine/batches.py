@@ -31,18 +31,25 @@ class Batches:
         """Batches that requests of this process are making."""
 
     async def create(
-        self, project: str, spec: SandboxSpec, count: int, *, key: str | None = None, exact: bool = False
+        self,
+        project: str,
+        spec: SandboxSpec,
+        count: int,
+        *,
+        key: str | None = None,
+        exact: bool = False,
+        operator: bool = False,
     ) -> list[Started]:
         """Make ``count`` sandboxes of the same configuration, each with a running session, or none.
 
         They are called ``NAME-1``, ``NAME-2`` and so on; without a name each gets one of its own. Calls with
-        the same ``key`` make one batch between them.
+        the same ``key`` make one batch between them. ``operator``: the local user of the machine asks.
         """
         batch = self._id(project, key)
         names = _names(project, spec.name, count, batch)
         async with self._context.lock(batch, "batch"):
             made = self._made(project, names, batch)
-            return made or await self._make(project, spec, names, batch, exact=exact)
+            return made or await self._make(project, spec, names, batch, exact=exact, operator=operator)
 
     async def fork(
         self,
@@ -53,6 +60,7 @@ class Batches:
         *,
         live: bool = False,
         key: str | None = None,
+        operator: bool = False,
     ) -> list[Started]:
         """Make ``count`` forks of one sandbox, from one snapshot of it; see `Sandboxes.fork`."""
         batch = self._id(project, key)
@@ -61,8 +69,10 @@ class Batches:
             made = self._made(project, names, batch)
             if made is not None:
                 return made  # without another checkpoint
-            spec, left_out = await self._sandboxes.forked(project, source, changes, live=live, key=key)
-            made = await self._make(project, spec, names, batch)
+            spec, left_out = await self._sandboxes.forked(
+                project, source, changes, live=live, key=key, operator=operator
+            )
+            made = await self._make(project, spec, names, batch, operator=operator)
             return [replace(each, left_out=left_out) for each in made]
 
     async def finish(self) -> None:
@@ -88,6 +98,7 @@ class Batches:
         batch: str,
         *,
         exact: bool = False,
+        operator: bool,
     ) -> list[Started]:
         await self.finish()
         self._check_room(project, len(names))
@@ -101,7 +112,12 @@ class Batches:
                     return None  # all of them are undone anyway
                 try:
                     return await self._sandboxes.create(
-                        project, replace(spec, name=name), key=_key(batch, number), exact=exact, batch=batch
+                        project,
+                        replace(spec, name=name),
+                        key=_key(batch, number),
+                        exact=exact,
+                        batch=batch,
+                        operator=operator,
                     )
                 except BaseException:
                     failed = True

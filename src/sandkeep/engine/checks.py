@@ -180,6 +180,7 @@ _SETTINGS: Final[Mapping[str, Check]] = {
 _NETWORK: Final[Mapping[str, Check]] = {
     "names": _names,
     "allowed": _each(_range),
+    "host_ports": _each(_number(1, _PORTS)),
     "name_servers": _each(_name_server),
     "own_ports": _each(_number(1, _PORTS)),
     "connections": _number(1),

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 from sandkeep.checks import milliseconds
-from sandkeep.spec import OPTIONS, Mount, Resources, SandboxSpec, SnapshotRetention, vcpus_of
+from sandkeep.spec import OPTIONS, HostPort, Mount, Resources, SandboxSpec, SnapshotRetention, vcpus_of
 from sandkeep.states import MountMode
-from sandkeep.store.rows import KeepLast, Sandbox, Session, StoredMount
+from sandkeep.store.rows import KeepLast, Sandbox, Session, StoredHostPort, StoredMount
 
 _OF_ITS_OWN = frozenset({"name", "source", "image", "network_policy"})
 """Options whose columns hold more than the specification has, or a sealed value: the engine fills them."""
@@ -68,6 +68,10 @@ def _stored(value: Any) -> Any:
             return KeepLast(count, _stored(expiration), delete_evicted)
         case Mount():
             return StoredMount(value.drive, str(value.mode))
+        case HostPort():
+            return StoredHostPort(value.port, value.name)
+        case tuple():
+            return tuple(_stored(item) for item in value)
         case Mapping():
             return {key: _stored(item) for key, item in value.items()}
     return value
@@ -79,10 +83,12 @@ def _value(stored: Any) -> Any:
             return SnapshotRetention(count, _duration(expiration_ms), delete_evicted)
         case StoredMount():
             return Mount(stored.drive, MountMode(stored.mode))
+        case StoredHostPort():
+            return HostPort(stored.port, stored.name)
         case Mapping():
             return {key: _value(item) for key, item in stored.items()}
-        case list():
-            return tuple(stored)
+        case list() | tuple():
+            return tuple(_value(item) for item in stored)
     return stored
 
 

@@ -22,6 +22,7 @@ from sandkeep.engine.sandboxes import Sandboxes
 from sandkeep.engine.sessions import Sessions
 from sandkeep.engine.settings import Settings
 from sandkeep.engine.snapshots import Snapshots
+from sandkeep.engine.tunnels import Tunnels
 from sandkeep.engine.upkeep import Upkeep
 from sandkeep.errors import NotFound, SandkeepError
 from sandkeep.host.driver import Driver
@@ -74,6 +75,7 @@ class Engine:
         self.files = Files(context, self.sessions)
         self.sandboxes = Sandboxes(context, self.sessions, self.snapshots)
         self.batches = Batches(context, self.sandboxes)
+        self.tunnels = Tunnels(context, self.sessions)
         self.drives = Drives(context)
         self.images = Images(context)
         self.repairs = Repairs(context, self.snapshots)

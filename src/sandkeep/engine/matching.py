@@ -70,6 +70,8 @@ def require(
                 has, wanted = sandbox.source, origin_of(wanted)
             case "interactive":
                 has = session.interactive_port is not None
+            case "host_ports":
+                has, wanted = set(found.host_ports), set(wanted)
             case "ports":
                 has, wanted = sorted(found.ports), sorted(wanted)
             case _:
@@ -118,6 +120,8 @@ def _plain(field: str, value: Any) -> Any:
         return policy["mode"] if len(policy) == 1 else policy
     if isinstance(value, timedelta):
         return milliseconds(value)
+    if field == "host_ports":
+        return sorted(f"{each.port}={each.name}" for each in value)
     if field == "mounts":
         return {path: {"drive": mount.drive, "mode": str(mount.mode)} for path, mount in value.items()}
     if field == "retention" and value is not None:

@@ -23,6 +23,7 @@ from sandkeep.engine.ports import PortRoute, Ports
 from sandkeep.engine.secrets import Secrets
 from sandkeep.engine.services import Services
 from sandkeep.errors import (
+    AccessDenied,
     HostCannot,
     InvalidRequest,
     NotFound,
@@ -36,6 +37,7 @@ from sandkeep.net.channel import DescriptorChannel
 from sandkeep.net.resolver import name_servers
 from sandkeep.net.secrets import references
 from sandkeep.policy import NetworkPolicy
+from sandkeep.spec import HostPort
 from sandkeep.store.rows import Sandbox, Session, SessionStatus
 
 _SERVED: Final = (SessionStatus.PENDING, SessionStatus.RUNNING)
@@ -178,6 +180,34 @@ class Network:
             if not self._secrets.exists(project, name):
                 problem = f"there is no secret named {name}"
                 raise InvalidRequest(f"{field}: {problem}", field=field, problem=problem)
+            try:
+                self._secrets.open_for_header(project, name)
+            except InvalidRequest as error:
+                problem = error.message
+                raise InvalidRequest(f"{field}: {problem}", field=field, problem=problem) from None
+            except StoreError:
+                pass  # its value does not open: netd refuses requests that need it
+
+    def check_host_ports(self, wanted: Sequence[HostPort], *, operator: bool) -> None:
+        """Refuse ports of this machine that the caller may not give to a sandbox.
+
+        Args:
+            wanted: those that the sandbox does not have already.
+            operator: the local user of the machine asks, who can reach them all without a sandbox.
+        """
+        settings = self._services.settings.network
+        for each in wanted:
+            if each.port in self.own_ports:
+                problem = f"{each.port} is a port of the sandbox server itself"
+                raise InvalidRequest(f"host_ports: {problem}", field="host_ports", problem=problem)
+            if not operator and each.port not in settings.host_ports:
+                problem = f"only the local user of the server's machine may give port {each.port} of it"
+                raise AccessDenied(
+                    f"host_ports: {problem}",
+                    field="host_ports",
+                    problem=problem,
+                    hint="the operator lists ports that tokens may give in network.host_ports",
+                )
 
     def _with_policy(self, session: Session) -> dict[str, Any]:
         """Return a session's policy and the secrets it refers to, in netd's form."""
@@ -185,11 +215,20 @@ class Network:
         values: dict[str, str] = {}
         for name, _ in references(policies.shown(complete)):
             try:
-                values[name] = self._secrets.open(session.project, name)
+                values[name] = self._secrets.open_for_header(session.project, name)
             except SandkeepError as error:
                 # netd refuses requests that need it; the rest of the policy applies.
                 self._services.log("a secret cannot be used", secret=name, error=str(error))
-        return {"session": session.id, "policy": complete, "secrets": values}
+        granted = self._host_ports(session)
+        return {"session": session.id, "policy": complete, "secrets": values, "host_ports": granted}
+
+    def _host_ports(self, session: Session) -> dict[str, list[int]]:
+        """Return the ports of this machine that a session may reach, by name, as netd takes them."""
+        sandbox = self._services.store.sandboxes.find_by_id(session.project, session.sandbox or "")
+        found: dict[str, list[int]] = {}
+        for each in sandbox.host_ports if sandbox is not None else ():
+            found.setdefault(each.name, []).append(each.port)
+        return found
 
     def _identity(self, session: Session) -> dict[str, str]:
         project = self._services.store.projects.get(session.project)

@@ -27,6 +27,8 @@ class PortRoute(NamedTuple):
     """Clients send it as ``x-sandkeep-token``, or once as the parameter ``sandkeep_token``."""
     address: str | None = None
     """A loopback address of this route only, if the ingress accepts requests at such addresses."""
+    connect_to: str | None = None
+    """Address and port to connect to, if the URL has a name below ``localhost`` that few resolvers know."""
 
 
 class Ports:
@@ -69,8 +71,25 @@ class Ports:
             else:
                 number = self.address[1] if self.address is not None else self._settings.ingress_port
                 url = f"http://{address or f'{subdomain}.localhost'}:{number}"
-            routes.append(PortRoute(port, subdomain, url, self._token(subdomain), address))
+            named = self._settings.ingress_domain is None and address is None
+            routes.append(
+                PortRoute(
+                    port,
+                    subdomain,
+                    url,
+                    self._token(subdomain),
+                    address,
+                    self._listening_at() if named else None,
+                )
+            )
         return routes
+
+    def _listening_at(self) -> str:
+        """Return address and port of the listener, for clients on this machine if it is on every address."""
+        host, number = self.address or (self._settings.ingress_address, self._settings.ingress_port)
+        if host in (_EVERY_ADDRESS, "::"):
+            host = _LOOPBACK
+        return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
     def published(self, sandbox: Sandbox) -> dict[str, tuple[int, str | None]]:
         """Return port and token by host name or address, in netd's form."""

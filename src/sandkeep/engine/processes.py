@@ -32,6 +32,7 @@ from sandkeep.host.reports import InputReport, ProcessRecord
 from sandkeep.process_options import ProcessOptions
 from sandkeep.shared.outputlog import STDERR, STDOUT, Item, OutputReader, OutputWriter
 from sandkeep.shared.processrecord import KILLED_BY_REQUEST
+from sandkeep.spec import check_env
 from sandkeep.store.rows import Process, ProcessKind, ProcessStatus, Session
 
 _LONGEST_COMMAND: Final = 1000
@@ -106,7 +107,7 @@ class Processes:
             metadata=options.metadata,
         )
         if key is None:
-            return await self._start(project, session, spec, kind)
+            return await self._start(project, session, spec, kind, options.secrets)
         async with self._context.lock(session, name):
             known = self._store.processes.find(name)
             if known is not None and (known.project, known.session) == (project, session):
@@ -115,11 +116,15 @@ class Processes:
                         known.reason or "", command=known.name, process=known.id
                     )
                 return known
-            return await self._start(project, session, spec, kind)
+            return await self._start(project, session, spec, kind, options.secrets)
 
-    async def _start(self, project: str, session: str, spec: ProcessSpec, kind: ProcessKind) -> Process:
+    async def _start(
+        self, project: str, session: str, spec: ProcessSpec, kind: ProcessKind, secrets: Mapping[str, str]
+    ) -> Process:
         found = await self._sessions.require(project, session, Operation.RUN)
-        spec = replace(spec, env={**self._context.network.environment(found), **spec.env})
+        opened = self._opened(project, secrets)
+        spec = replace(spec, env={**self._context.network.environment(found), **spec.env, **opened})
+        check_env(opened, field_path="secrets")
         name, (command, *args) = spec.process, spec.argv
         try:
             record, handle = await self._start_once(self._context.ref(found), spec)
@@ -150,6 +155,17 @@ class Processes:
             )
         self._follow(found, process, handle)
         return process
+
+    def _opened(self, project: str, secrets: Mapping[str, str]) -> dict[str, str]:
+        """Return the values of secrets, by variable."""
+        found: dict[str, str] = {}
+        for variable, name in secrets.items():
+            try:
+                found[variable] = self._context.secrets.open(project, name)
+            except NotFound as error:
+                field = f'secrets["{variable}"]'
+                raise NotFound(f"{field}: {error.message}", kind="secret", name=name, field=field) from None
+        return found
 
     def _record_failure(
         self, session: Session, spec: ProcessSpec, kind: ProcessKind, error: ProcessError

@@ -83,11 +83,13 @@ class Sandboxes:
         key: str | None = None,
         exact: bool = False,
         batch: str | None = None,
+        operator: bool = False,
     ) -> Started:
         """Create a sandbox and start its first session. If that fails there is no sandbox.
 
-        Of any number of calls with the same ``key`` one creates it and the others return it. ``exact``: a runtime
-        means that version and no other. One of a ``batch`` stays only if that comes to its end.
+        Of any number of calls with the same ``key`` one creates it and the others return it. ``exact``: a
+        runtime means that version and no other. One of a ``batch`` stays only if the whole batch is made.
+        ``operator``: the local user of the machine asks.
         """
         if spec.name is not None:
             name = check_name(spec.name)
@@ -95,7 +97,10 @@ class Sandboxes:
             name = keyed_name(project, key) if key else new_name()
         async with self._context.lock(project, name):
             made = self.made(project, name, key)
-            return made or await self._create_locked(project, name, spec, key, exact=exact, batch=batch)
+            if made is not None:
+                return made
+            self._context.network.check_host_ports(spec.host_ports, operator=operator)
+            return await self._create_locked(project, name, spec, key, exact=exact, batch=batch)
 
     def made(self, project: str, name: str, key: str | None) -> Started | None:
         """Return what an earlier call with the same key has created."""
@@ -354,18 +359,20 @@ class Sandboxes:
         *,
         live: bool = False,
         key: str | None = None,
+        operator: bool = False,
     ) -> Started:
         """Create a sandbox with the source's configuration, starting from its current snapshot.
 
         Values in ``changes`` replace inherited ones entirely. With ``live`` it starts from the current files
-        of a running session of the source, by a checkpoint. ``key`` is as for ``create``.
+        of a running session of the source, by a checkpoint. ``key`` and ``operator`` are as for ``create``:
+        ports of the host that it would inherit are refused to a caller who may not give them.
         """
         if live and key is not None:
             made = self.made(project, changes.get("name") or keyed_name(project, key), key)
             if made is not None:
                 return made  # without another checkpoint
-        spec, left_out = await self.forked(project, source, changes, live=live, key=key)
-        return replace(await self.create(project, spec, key=key), left_out=left_out)
+        spec, left_out = await self.forked(project, source, changes, live=live, key=key, operator=operator)
+        return replace(await self.create(project, spec, key=key, operator=operator), left_out=left_out)
 
     async def forked(
         self,
@@ -375,10 +382,12 @@ class Sandboxes:
         *,
         live: bool = False,
         key: str | None = None,
+        operator: bool = False,
     ) -> tuple[SandboxSpec, str | None]:
         """Return what a fork is made from, and the running session whose changes are not in it.
 
-        With ``live`` this takes a checkpoint.
+        With ``live`` this takes a checkpoint, unless the caller may not give the ports of the host that the
+        fork would inherit.
         """
         if live and "image" in changes:
             refuse("live", "is of no use with an image, which the files would be of")
@@ -387,6 +396,8 @@ class Sandboxes:
             session, _ = await self._sessions.ask_locked(Operation.FORK, self.get(project, source).session)
             running = session if session.status in ACTIVE else None
             origin = self._store.sandboxes.get(project, source)
+        granted = changes.get("host_ports", self.spec_of(origin, shown=True).host_ports)
+        self._context.network.check_host_ports(granted, operator=operator)
         checkpoint: Snapshot | None = None
         if live and running is not None:
             try:
@@ -427,17 +438,21 @@ class Sandboxes:
         changes: Mapping[str, Any],
         *,
         current_snapshot: str | None = None,
+        operator: bool = False,
     ) -> Sandbox:
         """Change the configuration, for sessions from the next one on; all of it or nothing.
 
         The next session starts from ``current_snapshot`` even if one is running now: the snapshot of that one
-        is kept in addition.
+        is kept in addition. ``operator``: the local user of the machine asks.
         """
         async with self._context.lock(project, name):
             operation = Operation.UPDATE if current_snapshot is None else Operation.ROLL_BACK
             await self._sessions.ask_locked(operation, self.get(project, name).session)
             before = self._store.sandboxes.get(project, name)
-            spec = replace(self.spec_of(before, shown=True), **changes)
+            had = self.spec_of(before, shown=True)
+            spec = replace(had, **changes)
+            more = [each for each in spec.host_ports if each not in had.host_ports]
+            self._context.network.check_host_ports(more, operator=operator)
             self._check_timeout(spec.timeout)
             if "resources" in changes:
                 limits.check_allowed(self._context.settings, spec.resources)
@@ -465,7 +480,9 @@ class Sandboxes:
                 await self._snapshots.apply_retention(updated)
             if "ports" in changes:
                 await self._publish_ports(updated)
-            return updated
+        if "host_ports" in changes:
+            await self._grant_host_ports(updated)
+        return updated
 
     def _roll_back(self, sandbox: Sandbox) -> None:
         """Make the choice of the current snapshot outlast the running session."""
@@ -479,6 +496,15 @@ class Sandboxes:
         active = self._store.sessions.active(sandbox.project, sandbox.id)
         if active is not None and active.status is SessionStatus.RUNNING:
             await self._context.network.publish(active)
+
+    async def _grant_host_ports(self, sandbox: Sandbox) -> None:
+        """Put ports of the host in force for a running session, and cut connections to those taken away.
+
+        Without the lock: this may wait for a netd that is starting, and puts in force what the row says.
+        """
+        active = self._store.sessions.active(sandbox.project, sandbox.id)
+        if active is not None and active.status is SessionStatus.RUNNING:
+            await self._context.network.set_policy(active)
 
     async def set_policy(self, project: str, session_id: str, policy: NetworkPolicy) -> Session:
         """Change which hosts the running session may reach."""

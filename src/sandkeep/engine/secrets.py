@@ -1,4 +1,4 @@
-"""Secrets by logical name: sealed in the store, opened for netd only, never returned.
+"""Secrets by logical name: sealed in the store, never returned; opened for netd and for processes.
 
 Values are sealed with AES-GCM under a key of the installation, bound to project and name, so that a row
 copied to another project or name cannot be opened.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from sandkeep.checks import byte_length
 from sandkeep.engine.sealing import Seal, Unopened
 from sandkeep.engine.services import Services
 from sandkeep.errors import InvalidRequest, NotFound, StoreError
@@ -38,12 +39,8 @@ class Secrets:
         """Store a value, and pass it to netd for running sessions whose policy refers to it."""
         if not NAME.fullmatch(name):
             raise InvalidRequest("a secret's name has letters, digits, '_', '.' and '-'", field="name")
-        if not value or len(value) > _LARGEST or any(c in value for c in "\r\n\0"):
-            raise InvalidRequest("a secret is one line of text, up to 64 KiB", field="value")
-        try:
-            value.encode("latin-1")
-        except UnicodeEncodeError:
-            raise InvalidRequest("a secret has to fit into an HTTP header (Latin-1)", field="value") from None
+        if not value or "\0" in value or byte_length("value", value) > _LARGEST:
+            raise InvalidRequest("a secret is text without NUL, up to 64 KiB", field="value")
         sealed = self._seal.seal(value, _binding(project, name))
         with self._services.store.transaction():
             self._store.put(project, name, sealed, now_ms=self._services.now_ms())
@@ -68,7 +65,7 @@ class Secrets:
         return self._store.find(project, name) is not None
 
     def open(self, project: str, name: str) -> str:
-        """Return the value, for netd."""
+        """Return the value, for netd or a process."""
         row = self._store.find(project, name)
         if row is None:
             raise NotFound(f"no secret named {name}", kind="secret", name=name)
@@ -80,6 +77,24 @@ class Secrets:
                 path=self._services.data_dir,
                 hint="restore keys/master, or set the secret again",
             ) from None
+
+    def open_for_header(self, project: str, name: str) -> str:
+        """Return the value, for a header. Raises `InvalidRequest` if it does not fit into one."""
+        value = self.open(project, name)
+        if not _fits_header(value):
+            raise InvalidRequest(
+                f"the secret {name} does not fit into an HTTP header: that is one line of Latin-1",
+                field="secret",
+            )
+        return value
+
+
+def _fits_header(value: str) -> bool:
+    try:
+        value.encode("latin-1")
+    except UnicodeEncodeError:
+        return False
+    return not any(c in value for c in "\r\n")
 
 
 def _binding(project: str, name: str) -> str:

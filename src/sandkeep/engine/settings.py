@@ -31,6 +31,8 @@ class NetworkSettings:
     """Names with fixed addresses, for which no name server is asked."""
     allowed: Sequence[str] = ()
     """Private, loopback or link-local ranges that policies may allow; others are refused."""
+    host_ports: Sequence[int] = ()
+    """Ports of this machine that tokens may give to their sandboxes; the local user may give any."""
     name_servers: Sequence[str] = ()
     """Addresses, with a port after ``#`` if it is not 53. Empty: those of the machine."""
     own_ports: Sequence[int] = ()

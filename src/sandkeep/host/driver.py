@@ -87,8 +87,9 @@ class ProcessSpec:
     process: str
     argv: tuple[str, ...]
     cwd: str | None = None
-    env: Mapping[str, str | None] = field(default_factory=dict)
-    """``None`` removes a variable of the session."""
+    env: Mapping[str, str | None] = field(default_factory=dict, repr=False)
+    """``None`` removes a variable of the session. Values may be secrets: they are in the request that starts
+    the process, and nowhere else."""
     user: str | int | None = None
     root: bool = False
     stdin: bool = False

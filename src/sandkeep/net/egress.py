@@ -5,6 +5,9 @@ address; ask the policy; resolve the name and ask the policy about the real addr
 since the policy may have changed in between. Under a custom policy the first bytes of a connection to a name
 must not ask for another name.
 
+A name that the sandbox was given for ports of this machine leads to these ports and nowhere else, under every
+policy: no name server is asked about it, and no address is judged. Rules of the policy for that name apply.
+
 A new policy applies to open connections at once: each is judged again, and cut if the verdict has changed.
 """
 
@@ -36,6 +39,10 @@ _ORIGINAL_DESTINATION: Final = 80
 _OWN: Final = IPv4Address(netlink.ADDRESS)
 _AT_ONCE: Final = 16
 _DNS: Final = 53
+_HOST: Final = IPv4Address("127.0.0.1")
+
+HostPorts = Mapping[str, frozenset[int]]
+"""Ports of this machine that a session may reach, by the name that leads to them."""
 
 
 class EgressLimits(NamedTuple):
@@ -64,10 +71,11 @@ class World:
     inspect: Callable[[Egress, Flow, sniff.TrafficKind], Awaitable[None]] | None = None
     """Serves connections to domains with rules, and owns the client's socket from then on."""
 
-    def refuse_own(self, sock: socket.socket, port: int) -> None:
+    def refuse_own(self, sock: socket.socket, port: int, *, granted: bool = False) -> None:
         """Close a connection that turned out to lead to the sandbox server, or to this machine.
 
-        Also at a public address of the machine: those reach every listener on it, past its firewall.
+        Also at a public address of the machine: those reach every listener on it, past its firewall. One that
+        was ``granted`` may lead to this machine, but not to the server.
         """
         peer = sock.getpeername()[0]
         if peer != sock.getsockname()[0]:
@@ -75,7 +83,7 @@ class World:
         if port in self.own_ports:
             sock.close()
             raise Refused("that is the sandbox server itself")
-        if not is_within(ip_address(peer), self.operator_allowed):
+        if not granted and not is_within(ip_address(peer), self.operator_allowed):
             sock.close()
             raise Refused(f"{peer} is this machine's own and not listed by the operator")
 
@@ -147,6 +155,7 @@ class Egress:
         self._done = (0, 0)
         self._policy = NetworkPolicy.deny_all()
         self._judge = Judge(self._policy)
+        self._host_ports: HostPorts = {}
         self.secrets: Mapping[str, str] = {}
         """Values the policy's rules refer to."""
         self.identity: Mapping[str, Any] = {}
@@ -202,24 +211,33 @@ class Egress:
 
     def rules(self, flow: Flow) -> Sequence[Rule] | None:
         """Return the rules in force for a flow's requests; ``None`` if it may make no more requests."""
-        verdict = self._judge.decide(name=flow.name, address=flow.address, port=flow.port)
+        verdict = self._verdict(flow, flow.address)
         if verdict.decision is not Decision.INSPECT or verdict.domain is None:
             return None
         return verdict.domain.rules
 
     # --- policy ------------------------------------------------------------------------------------------
 
-    def set_policy(self, policy: NetworkPolicy) -> int:
-        """Apply a policy to new and open connections at once; return how many were cut."""
+    def set_policy(self, policy: NetworkPolicy, host_ports: HostPorts) -> int:
+        """Apply a policy to new and open connections at once; return how many were cut.
+
+        ``host_ports`` are the ports of this machine that the session may reach besides.
+        """
         self._policy = policy
         self._judge = Judge(policy, operator_allowed=self.world.operator_allowed)
+        self._host_ports = host_ports
+        self._responder.host_names = host_ports.keys()
         self._responder.denies_all = policy.mode is PolicyMode.DENY_ALL
         cut = 0
         for flow in list(self._flows):
             if flow.verdict is None:
                 continue  # not decided yet: it will meet the new policy
-            verdict = self._judge.decide(name=flow.name, address=flow.address, port=flow.port)
-            if verdict.decision is not flow.verdict.decision or flow.is_outdated(verdict):
+            verdict = self._verdict(flow, flow.address)
+            if (
+                verdict.decision is not flow.verdict.decision
+                or verdict.of_host != flow.verdict.of_host
+                or flow.is_outdated(verdict)
+            ):
                 cut += 1
                 self.audit.record(
                     "network.cut", **flow.facts(), verdict="deny", reason=verdict.reason, rule=verdict.rule
@@ -322,8 +340,21 @@ class Egress:
         else:
             flow.client.close()
 
+    def _verdict(self, flow: Flow, address: Address | None) -> Judgement:
+        ports = self._host_ports.get(flow.name) if flow.name is not None else None
+        if ports is None or flow.name is None:
+            return self._judge.decide(name=flow.name, address=address, port=flow.port)
+        if flow.port not in ports:
+            problem = f"{flow.name} stands for other ports of this machine than {flow.port}"
+            return Judgement(Decision.DENY, problem, of_host=True)
+        rule = f"host port {flow.port} as {flow.name}"
+        domain = self._judge.domain(flow.name)
+        if domain is not None and domain.rules:
+            return Judgement(Decision.INSPECT, "the domain has rules", rule, domain, of_host=True)
+        return Judgement(Decision.ALLOW, "the sandbox was given this port", rule, of_host=True)
+
     def _decide(self, flow: Flow, address: Address | None) -> Judgement:
-        verdict = self._judge.decide(name=flow.name, address=address, port=flow.port)
+        verdict = self._verdict(flow, address)
         if verdict.decision is Decision.DENY:
             raise Refused(verdict.reason, verdict.rule)
         return verdict
@@ -347,11 +378,12 @@ class Egress:
         if verdict.decision is Decision.INSPECT:
             await self._inspect(flow, verdict)
             return
+        intended = verdict
         upstream = await self.connect(flow)
         try:
             # The policy may have changed while connecting.
             verdict = self._decide(flow, flow.address)
-            if verdict.decision is not Decision.ALLOW:
+            if verdict.decision is not Decision.ALLOW or verdict.of_host != intended.of_host:
                 raise Refused("the policy changed while connecting")
         except BaseException:
             upstream.close()
@@ -362,7 +394,9 @@ class Egress:
     async def find_addresses(self, flow: Flow) -> None:
         """Resolve the flow's name to the addresses that the policy allows."""
         assert flow.name is not None
-        self._decide(flow, None)
+        if self._decide(flow, None).of_host:
+            flow.candidates = (_HOST,)
+            return
         addresses = await self.resolver.resolve(flow.name)
         allowed = []
         refused: Refused | None = None
@@ -386,7 +420,8 @@ class Egress:
             except (OSError, TimeoutError) as error:
                 failure = Refused(f"{address} port {flow.port} cannot be reached: {error or 'time-out'}")
                 continue
-            self.world.refuse_own(upstream, flow.port)
+            granted = address == _HOST and self._verdict(flow, address).of_host
+            self.world.refuse_own(upstream, flow.port, granted=granted)
             flow.address = address
             return upstream
         raise failure
@@ -402,7 +437,8 @@ class Egress:
         relay = Relay(flow.client, upstream, self.world.pipes, self.account, lambda: self._end(flow))
         flow.relay = relay
         relay.start_receiving()
-        if flow.name is not None and self._policy.mode is PolicyMode.CUSTOM:
+        judged_by_name = flow.name is not None and not (flow.verdict is not None and flow.verdict.of_host)
+        if judged_by_name and self._policy.mode is PolicyMode.CUSTOM:
             await self._greeting(flow, silent=True)
         relay.start_sending()
 

@@ -217,7 +217,8 @@ class _Connection:
                 for name, value in headers
             ]
         except KeyError as missing:
-            raise Refused(f"the secret {missing.args[0]} does not exist") from None
+            problem = "does not exist, or does not fit into a header"
+            raise Refused(f"the secret {missing.args[0]} {problem}") from None
 
     # --- servers -----------------------------------------------------------------------------------------
 

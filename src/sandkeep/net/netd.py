@@ -36,14 +36,14 @@ from sandkeep.linux import sockets, syscalls
 from sandkeep.net import confine, policy, turns
 from sandkeep.net.audit import Audit
 from sandkeep.net.channel import DescriptorChannel
-from sandkeep.net.egress import Egress, EgressLimits, Flow, World, adopt
+from sandkeep.net.egress import Egress, EgressLimits, Flow, HostPorts, World, adopt
 from sandkeep.net.ingress import Ingress
 from sandkeep.net.leash import Leash
 from sandkeep.net.resolver import Resolver
 from sandkeep.net.sniff import TrafficKind
 from sandkeep.version import __version__
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 SOCKET: Final = "netd.sock"
 _LOCK: Final = "netd.lock"
 _LOG: Final = "netd.log"
@@ -203,7 +203,7 @@ class Daemon:
         *listeners, leash = [os.dup(fd) for fd in fds]
         egress = Egress(session, adopt(listeners), self.world)
         egress.secrets, egress.identity = body["secrets"], body["identity"]
-        egress.set_policy(policy)
+        egress.set_policy(policy, _host_ports(body))
         self._sessions[session] = Registered(egress, Leash(leash, lambda: self._on_leash_end(egress)))
         egress.start()
         return {}
@@ -236,8 +236,9 @@ class Daemon:
 
     def _update(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         egress, policy = self._find(body).egress, policy_json.read(body["policy"])
+        granted = _host_ports(body)
         egress.secrets = body["secrets"]
-        return {"cut": egress.set_policy(policy)}
+        return {"cut": egress.set_policy(policy, granted)}
 
     def _unregister(self, body: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         self._forget(str(body["session"]))
@@ -312,6 +313,12 @@ class Daemon:
             channel.send({"notice": "report", **report})
         if len(self.world.audit):
             self._report_soon()
+
+
+def _host_ports(body: dict[str, Any]) -> HostPorts:
+    """Return the ports of this machine that a session may reach, by the name that leads to them."""
+    granted = body["host_ports"]
+    return {str(name): frozenset(int(port) for port in ports) for name, ports in granted.items()}
 
 
 _OPERATIONS: Final[dict[str, Callable[[Daemon, dict[str, Any], list[int]], dict[str, Any]]]] = {

@@ -85,6 +85,8 @@ class Judgement(NamedTuple):
     """The line of the policy that decided: a range or a domain pattern."""
     domain: Domain | None = None
     """Whose rules apply, when the connection is to be inspected."""
+    of_host: bool = False
+    """Whether it leads to a port of this machine that the sandbox was given."""
 
 
 class Judge:

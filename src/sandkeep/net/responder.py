@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final
 
@@ -60,6 +60,8 @@ class Responder:
         self._tasks: set[asyncio.Task[None]] = set()
         self.denies_all = False
         """Refuse every query, without saying whether the name exists."""
+        self.host_names: Collection[str] = ()
+        """Names that lead to ports of this machine, under every policy; no name server is asked."""
 
     def close(self) -> None:
         for task in self._tasks:
@@ -145,6 +147,8 @@ class Responder:
             asked = dns.question(data)
         except dns.Malformed as error:
             return dns.error(data, error.rcode)
+        if asked.name in self.host_names:
+            return self._granted(asked)
         if self.denies_all:
             self._record(asked, "deny", "the policy denies everything")
             return dns.reply(asked, dns.REFUSED)
@@ -170,6 +174,14 @@ class Responder:
             return dns.reply(asked, dns.SERVER_FAILURE)
         address = self._names.address(asked.name)
         self._record(asked, "allow", verdict.reason, verdict.rule, address=str(address))
+        return dns.reply(asked, dns.OK, addresses=(address,), ttl=TTL)
+
+    def _granted(self, asked: dns.Question) -> bytes:
+        """Respond for a name of a port of this machine."""
+        if asked.kind != dns.A:
+            return dns.reply(asked, dns.OK)
+        address = self._names.address(asked.name)
+        self._record(asked, "allow", "the name stands for this machine", address=str(address))
         return dns.reply(asked, dns.OK, addresses=(address,), ttl=TTL)
 
     def _reverse(self, asked: dns.Question) -> bytes:

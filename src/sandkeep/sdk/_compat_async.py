@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import socket as sockets
 import sys
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import httpcore2
 
 __all__ = [
+    "Background",
+    "LocalSocket",
     "Lock",
     "OwnWith",
     "Pending",
@@ -35,6 +38,7 @@ __all__ = [
     "per_run",
     "shielded",
     "sleep",
+    "together",
 ]
 
 if TYPE_CHECKING:
@@ -117,6 +121,79 @@ class UnixStream(UnixEnd):
             except BlockingIOError:
                 with anyio.fail_after(seconds):
                     await anyio.wait_readable(self.socket)
+
+
+class LocalSocket:
+    """A TCP socket on this machine, listening or connected. Failures are ``OSError``."""
+
+    def __init__(self, sock: sockets.socket) -> None:
+        sock.setblocking(False)
+        self.socket: sockets.socket = sock
+
+    async def accept(self) -> LocalSocket:
+        while True:
+            try:
+                return LocalSocket(self.socket.accept()[0])
+            except BlockingIOError:
+                await self._ready(anyio.wait_readable)
+
+    async def receive(self, most: int) -> bytes:
+        """Return received bytes, waiting for at least one; nothing once the peer will send no more."""
+        while True:
+            try:
+                return self.socket.recv(most)
+            except BlockingIOError:
+                await self._ready(anyio.wait_readable)
+
+    async def send(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self.socket.send(left) :]
+            except BlockingIOError:
+                await self._ready(anyio.wait_writable)
+
+    async def _ready(self, wait: Callable[[sockets.socket], Awaitable[None]]) -> None:
+        try:
+            await wait(self.socket)
+        except (anyio.ClosedResourceError, ValueError) as error:
+            raise ConnectionAbortedError("the socket was closed") from error
+
+    def close(self) -> None:
+        """Close it; what waits for it in another task fails."""
+        if self.socket.fileno() >= 0:
+            if (notify := getattr(anyio, "notify_closing", None)) is not None:  # later than anyio 4.6
+                notify(self.socket)
+            self.socket.close()
+
+
+class Background:
+    """Work beside the caller, from entering this to leaving it."""
+
+    async def __aenter__(self) -> Background:
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        return self
+
+    def start(self, work: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
+        """Begin some work, which must not raise."""
+        self._group.start_soon(work, *arguments)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End what has not ended."""
+        self._group.cancel_scope.cancel()
+        await self._group.__aexit__(None, None, None)
+
+
+async def together(
+    one: Callable[[], Coroutine[Any, Any, object]], other: Callable[[], Awaitable[object]]
+) -> None:
+    """Do two things at the same time, neither of which raises; return when both are done."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(one)
+        await other()
 
 
 def chunks_of(response: httpcore2.Response) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:

@@ -8,7 +8,7 @@ import select
 import socket as sockets
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing
-from threading import Lock, Semaphore
+from threading import Lock, Semaphore, Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import httpcore2
 
 __all__ = [
+    "Background",
+    "LocalSocket",
     "Lock",
     "OwnWith",
     "Pool",
@@ -30,7 +32,11 @@ __all__ = [
     "per_run",
     "shielded",
     "sleep",
+    "together",
 ]
+
+_LOOK_SECONDS = 0.1
+_JOIN_SECONDS = 10.0
 
 if TYPE_CHECKING:
     Pool = httpcore2.ConnectionPool
@@ -127,6 +133,66 @@ class UnixStream(UnixEnd):
         waiting.register(self.socket, event)
         if not waiting.poll(seconds * 1000):
             raise TimeoutError(f"no data moved on the connection in {seconds:g} s")
+
+
+class LocalSocket:
+    """A TCP socket on this machine, listening or connected. Failures are ``OSError``."""
+
+    def __init__(self, sock: sockets.socket) -> None:
+        sock.setblocking(True)
+        self.socket: sockets.socket = sock
+
+    def accept(self) -> LocalSocket:
+        # Not every system wakes a thread that accepts when another one closes the listener.
+        while True:
+            ready, _, _ = select.select([self.socket], [], [], _LOOK_SECONDS)
+            if ready:
+                return LocalSocket(self.socket.accept()[0])
+
+    def receive(self, most: int) -> bytes:
+        """Return received bytes, waiting for at least one; nothing once the peer will send no more."""
+        return self.socket.recv(most)
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def close(self) -> None:
+        """Close it; what waits for it in another thread fails."""
+        try:
+            self.socket.shutdown(sockets.SHUT_RDWR)
+        except OSError:
+            pass  # it is a listener, or its peer is gone
+        self.socket.close()
+
+
+class Background:
+    """Work beside the caller, from entering this to leaving it."""
+
+    def __init__(self) -> None:
+        self._threads: list[Thread] = []
+
+    def __enter__(self) -> Background:
+        return self
+
+    def start(self, work: Callable[..., object], *arguments: object) -> None:
+        """Begin some work, which must not raise."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = Thread(target=work, args=arguments, name="sandkeep forward", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        """Wait until all has ended: the caller has closed what it works with."""
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
+
+
+def together(one: Callable[[], object], other: Callable[[], object]) -> None:
+    """Do two things at the same time, neither of which raises; return when both are done."""
+    thread = Thread(target=one, name="sandkeep forward", daemon=True)
+    thread.start()
+    other()
+    thread.join()
 
 
 def chunks_of(response: httpcore2.Response) -> AbstractContextManager[Iterator[bytes]]:

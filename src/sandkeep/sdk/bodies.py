@@ -21,6 +21,7 @@ from sandkeep.spec import (
     MAX_BATCH,
     OPTIONS,
     GitSource,
+    HostPort,
     Mount,
     Resources,
     SandboxSpec,
@@ -29,6 +30,7 @@ from sandkeep.spec import (
     Source,
     TarballSource,
     check_env,
+    check_secrets,
     check_together,
 )
 from sandkeep.wire.base import encode
@@ -88,10 +90,12 @@ def _spelled(value: Any) -> Any:
             return _retention(value)
         case NetworkPolicy():
             return authored(value)
+        case HostPort():
+            return {"port": value.port, "name": value.name}
         case Mount():
             return {"drive": value.drive, "mode": value.mode.value}
         case tuple():
-            return list(value)
+            return [_spelled(item) for item in value]
         case Mapping():
             return {key: _spelled(item) for key, item in value.items()}
         case GitSource() | TarballSource() | SnapshotSource():
@@ -127,6 +131,9 @@ def configuration(**given: Any) -> dict[str, Any]:
             value = duration(value, keyword)
         elif name == "ports":
             expect("ports", value, Iterable, "a sequence of numbers")
+            value = tuple(value)
+        elif name == "host_ports":
+            expect("host_ports", value, Iterable, "a sequence of HostPort")
             value = tuple(value)
         fields[name] = value
     with _as_given():
@@ -185,6 +192,7 @@ def process(
     stderr: Literal["stdout"] | int | None = None,
     grace: Duration | None = None,
     metadata: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the body that starts a process."""
     _check_args(args)
@@ -194,6 +202,9 @@ def process(
     if env:
         check_env(env, removal=True)
         body["env"] = dict(env)
+    if secrets:
+        check_secrets(secrets, env or {})
+        body["secrets"] = dict(secrets)
     if user is not None:
         body["user"] = user
     if kill_after is not None:
@@ -223,6 +234,7 @@ def terminal(
     kill_after: Duration | None,
     detachable: bool = False,
     metadata: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the message that starts a program on a terminal; mistakes are found here, before it is sent."""
     _check_args(args)
@@ -238,6 +250,7 @@ def terminal(
         refuse("command", "must not be empty")
     variables = {"TERM": "xterm-256color", **(env or {})}
     check_env(variables, removal=True)
+    check_secrets(secrets or {}, variables)
     unset = [name for name, value in variables.items() if value is None]
     check_size(columns, rows)
     expect("detachable", detachable, bool, "True or False")
@@ -251,6 +264,7 @@ def terminal(
         "args": list(args),
         "env": [f"{name}={value}" for name, value in variables.items() if value is not None],
         **({"unset": unset} if unset else {}),
+        **({"secrets": dict(secrets)} if secrets else {}),
         "cwd": cwd,
         "cols": columns,
         "rows": rows,

@@ -20,6 +20,7 @@ from sandkeep.sdk.values import Route, ShownPolicy, Snapshot, Usage, given, mome
 from sandkeep.spec import (
     DEFAULT_CPUS,
     DEFAULT_MEMORY_MB,
+    HostPort,
     Mount,
     Resources,
     SnapshotRetention,
@@ -60,6 +61,9 @@ class SandboxOptions(TypedDict, total=False):
     """How long after its creation the server destroys the sandbox, running or stopped, whether a client is
     connected or not; zero, the default, is never. A change counts from the moment of the change."""
     network_policy: NetworkPolicy
+    host_ports: Sequence[HostPort]
+    """Ports of the server's machine that programs inside reach by a name, under every network policy; none by
+    default. Only the local user of that machine may give them, and tokens those that the operator lists."""
     env: Mapping[str, str]
     """Environment variables for every process."""
     tags: Mapping[str, str]
@@ -191,6 +195,8 @@ class SandboxInfo:
     tags: Mapping[str, str]
     mounts: Mapping[str, Mount]
     network_policy: ShownPolicy | None
+    host_ports: tuple[HostPort, ...]
+    """Ports of the server's machine that it may reach by a name."""
     current_snapshot_id: str | None
     snapshot_expiration: timedelta | None
     snapshot_retention: SnapshotRetention | None
@@ -231,6 +237,7 @@ class SandboxInfo:
             network_policy=None
             if isinstance(shown.network_policy, UnsetType)
             else ShownPolicy.of(shown.network_policy),
+            host_ports=tuple(HostPort(each.port, each.name) for each in given(shown.host_ports) or ()),
             current_snapshot_id=given(shown.current_snapshot_id),
             snapshot_expiration=span(shown.snapshot_expiration),
             snapshot_retention=_retention(shown.keep_last_snapshots),
@@ -343,6 +350,11 @@ class SandboxState:
     def network_policy(self) -> ShownPolicy | None:
         """What new sessions may reach, without the values that rules inject."""
         return self._state.network_policy
+
+    @property
+    def host_ports(self) -> tuple[HostPort, ...]:
+        """Ports of the server's machine that it may reach by a name."""
+        return self._state.host_ports
 
     @property
     def execution_time_limit(self) -> timedelta:

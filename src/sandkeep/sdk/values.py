@@ -92,6 +92,14 @@ class Route:
     """Public if it is below the operator's domain; with a loopback address, for the server's machine only."""
     token: str | None = field(default=None, repr=False)
     """If the operator protects routes: value of the header ``x-sandkeep-token`` that a request must send."""
+    address: str = ""
+    """Address and port to connect to. Not those of the URL if that has a name below ``localhost``, which few
+    resolvers know: then connect here, and send ``host`` as the header ``Host``."""
+
+    @property
+    def host(self) -> str:
+        """Host and port of the URL: the value of the header ``Host`` that leads to the port."""
+        return self.url.partition("://")[2].partition("/")[0]
 
     @property
     def link(self) -> str:
@@ -101,7 +109,13 @@ class Route:
     @classmethod
     def of(cls, shown: RouteObject) -> Route:
         """Return the value for an object of a response."""
-        return cls(port=shown.port, url=shown.url, token=shown.token or None)
+        host = shown.url.partition("://")[2].partition("/")[0]
+        return cls(
+            port=shown.port,
+            url=shown.url,
+            token=shown.token or None,
+            address=given(shown.address) or (host if ":" in host else f"{host}:443"),
+        )
 
 
 @dataclass(frozen=True, slots=True)

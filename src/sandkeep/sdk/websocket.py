@@ -1,14 +1,16 @@
-"""WebSocket frames of a terminal's connection, without I/O."""
+"""WebSocket frames of terminals and tunnels, without I/O."""
 
 from __future__ import annotations
 
 import base64
 import os
+import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 from sandkeep.dataclass import dataclass
-from sandkeep.errors import StreamClosed, TransportError
+from sandkeep.errors import SandkeepError, StreamClosed, TransportError
 
 if TYPE_CHECKING:
     from websockets.protocol import Protocol
@@ -39,25 +41,27 @@ class Handshake:
             "Sec-WebSocket-Key": self._key.decode(),
         }
 
-    def check(self, status: int, accept: str) -> None:
-        """Raise unless the server accepted."""
+    def check(self, status: int, accept: str, *, refused: SandkeepError) -> None:
+        """Raise ``refused`` if the server did not accept the credentials, another error for other reasons."""
         if status == 403:
-            raise StreamClosed("the server did not accept the terminal's token")
-        import hashlib  # loads OpenSSL, which only terminals need
+            raise refused
+        import hashlib  # loads OpenSSL, which little else needs
 
         expected = base64.b64encode(hashlib.sha1(self._key + _MAGIC).digest()).decode()
         if status != 101 or accept != expected:
-            raise TransportError(f"the server responded with {status} instead of opening a terminal")
+            raise TransportError(f"the server responded with {status} instead of opening a WebSocket")
 
 
 class Frames:
     """Turns bytes of the connection into messages, and messages into bytes."""
 
     def __init__(self) -> None:
-        # Imported here because only terminals need it, and it is slow to import.
+        # Imported here because little else needs it, and it is slow to import.
+        from websockets.exceptions import InvalidState
         from websockets.frames import Opcode
         from websockets.protocol import CLIENT, OPEN, Protocol
 
+        self._invalid = InvalidState
         self._opcodes = Opcode
         self._protocol: Protocol = Protocol(CLIENT, state=OPEN, max_size=_LARGEST)
 
@@ -81,10 +85,19 @@ class Frames:
             yield Closed(1006, "the connection was lost")
 
     def binary(self, data: bytes) -> None:
-        self._protocol.send_binary(data)
+        with self._sending():
+            self._protocol.send_binary(data)
 
     def text(self, text: str) -> None:
-        self._protocol.send_text(text.encode())
+        with self._sending():
+            self._protocol.send_text(text.encode())
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        try:
+            yield
+        except self._invalid:
+            raise StreamClosed("the server has closed the connection") from None
 
     def close(self) -> None:
         self._protocol.send_close(1000)
@@ -92,3 +105,11 @@ class Frames:
     def to_send(self) -> bytes:
         """Return the bytes to send now: our frames, and pongs for the server's pings."""
         return b"".join(self._protocol.data_to_send())
+
+
+def interrupt(network: Any) -> None:
+    """End reading from a connection in other threads: closing it does not."""
+    sock = network.get_extra_info("socket")
+    if sock is not None:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

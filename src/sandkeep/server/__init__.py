@@ -11,6 +11,7 @@
 ``present``        rows of the store as the objects clients see
 ``output``         a process's output on its way to a client, coalesced, with backpressure
 ``terminal``       interactive terminals over WebSocket
+``tunnel``         connections to ports over WebSocket
 ``logs``           log lines: one event per line, as JSON or as text
 ``configuration``  reads ``settings.json``
 ``inspecting``     looks through a data directory for damage without serving it

@@ -23,8 +23,10 @@ from sandkeep.server.http import ClientGone, Receive, Reply, Request, Send, Stre
 from sandkeep.server.http import Scope as AsgiScope
 from sandkeep.server.router import Endpoint, Router
 from sandkeep.server.terminal import Terminals
+from sandkeep.server.tunnel import TunnelServer
 from sandkeep.wire import errors
 from sandkeep.wire.base import Body, convert, decode
+from sandkeep.wire.tunnel import target
 
 T = TypeVar("T")
 
@@ -84,6 +86,11 @@ class RequestContext:
             raise InvalidRequest(f"the header {name} must have 1 to {_LONGEST_KEY} characters", field=name)
         return key
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the caller is the operator, over the unix socket without a token."""
+        return self.caller.project is None
+
     def scope(self, *, project: str | None = None, make: bool = False) -> Scope:
         return self.app.auth.scope(self.caller, self.request.query, project=project, make=make)
 
@@ -119,6 +126,7 @@ class Application:
         self.endpoints = endpoints
         self.log = log
         self.terminals = Terminals(engine, auth, log)
+        self.tunnels = TunnelServer(engine, auth, log)
         self.retire: Callable[[], None] | None = None
         """Ends the server; set by the server process if clients may retire it."""
         self._router = Router(endpoints)
@@ -130,7 +138,11 @@ class Application:
         if scope["type"] == "http":
             await self._http(Request(scope, receive), send)
         elif scope["type"] == "websocket":
-            await self.terminals.serve(scope, receive, send)
+            to = target(scope["path"])
+            if to is not None:
+                await self.tunnels.serve(to, scope, receive, send)
+            else:
+                await self.terminals.serve(scope, receive, send)
         else:
             raise RuntimeError(f"unexpected scope {scope['type']}")
 
@@ -255,6 +267,7 @@ class Application:
         for task in list(self._streams):
             task.cancel()
         await self.terminals.close()
+        await self.tunnels.close()
 
 
 def _reason(error: Exception) -> str:

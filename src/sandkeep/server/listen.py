@@ -13,6 +13,7 @@ import struct
 from asyncio import TimerHandle, Transport
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from typing import Any, ClassVar, Final, NamedTuple
 
 import httptools
@@ -20,6 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sandkeep.wire import errors
+from sandkeep.wire.tunnel import target
 
 MAX_HEAD: Final = 64 << 10
 """Bytes of a request's target and headers together."""
@@ -84,6 +86,10 @@ class Protocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self.known()
+        if target(self.url.partition(b"?")[0].decode("latin-1")) is not None:
+            # An end of a tunnel may leave what it is sent unread for long, and then sees no ping either.
+            self.config = copy(self.config)
+            self.config.ws_ping_timeout = None
         super().handle_websocket_upgrade()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -140,7 +140,13 @@ def routes(engine: Engine, sandbox: Sandbox | None) -> list[RouteObject]:
     if sandbox is None:
         return []
     return [
-        RouteObject(url=route.url, subdomain=route.subdomain, port=route.port, token=route.token or UNSET)
+        RouteObject(
+            url=route.url,
+            subdomain=route.subdomain,
+            port=route.port,
+            token=route.token or UNSET,
+            address=route.connect_to or UNSET,
+        )
         for route in engine.network.routes(sandbox)
     ]
 

@@ -129,6 +129,11 @@ def comments_and_batches(db: Database) -> None:
     db.run("CREATE INDEX sessions_by_source ON sessions (source_snapshot) WHERE source_snapshot IS NOT NULL")
 
 
+def ports_of_the_host(db: Database) -> None:
+    """Add which ports of the server's machine a sandbox may reach: none, unless it is given some."""
+    db.run("ALTER TABLE sandboxes ADD COLUMN host_ports TEXT NOT NULL DEFAULT '[]'")
+
+
 STEPS: tuple[Step, ...] = (
     first_schema,
     secrets,
@@ -146,6 +151,7 @@ STEPS: tuple[Step, ...] = (
     independent_limits,
     input_and_metadata_of_processes,
     comments_and_batches,
+    ports_of_the_host,
 )
 
 

@@ -53,6 +53,14 @@ class StoredMount:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredHostPort:
+    """A port of the server's machine that a sandbox reaches by a name."""
+
+    port: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Removal:
     """How a sandbox is being destroyed: recorded before the first step is taken."""
 
@@ -85,6 +93,10 @@ def _decode_mounts(text: str) -> dict[str, StoredMount]:
 
 _KEEP_LAST = Codec(lambda keep: JSON.encode(asdict(keep)), lambda text: KeepLast(**JSON.decode(text)))
 _MOUNTS = Codec(lambda mounts: JSON.encode({p: asdict(m) for p, m in mounts.items()}), _decode_mounts)
+_HOST_PORTS = Codec(
+    lambda granted: JSON.encode([asdict(each) for each in granted]),
+    lambda text: tuple(StoredHostPort(**each) for each in JSON.decode(text)),
+)
 _REMOVAL = Codec(lambda removal: JSON.encode(asdict(removal)), lambda text: Removal(**JSON.decode(text)))
 _ENDING = Codec(lambda ending: JSON.encode(asdict(ending)), lambda text: Ending(**JSON.decode(text)))
 _SESSION_STATUS = Codec(str, SessionStatus)
@@ -169,6 +181,7 @@ class Sandbox:
     of ``vcpus`` and ``memory_mb``, which otherwise show them to official clients."""
     batch: str | None = None
     """The batch that it is being made in; it goes if that does not come to its end."""
+    host_ports: tuple[StoredHostPort, ...] = field(default=(), metadata=_HOST_PORTS.column)
 
 
 class SandboxChanges(TypedDict, total=False):
@@ -188,6 +201,7 @@ class SandboxChanges(TypedDict, total=False):
     ports: tuple[int, ...]
     network_policy: Mapping[str, Any] | None
     network_id: str | None
+    host_ports: tuple[StoredHostPort, ...]
     mounts: Mapping[str, StoredMount]
     snapshot_expiration_ms: int | None
     keep_last_snapshots: KeepLast | None

@@ -139,7 +139,7 @@ class Sandboxes:
         tags: Mapping[str, str] | None = None,
         status: SessionStatus | None = None,
     ) -> Page[Sandbox]:
-        """Return one page of the sandboxes that have all of these tags. A prefix implies the order by name."""
+        """Return a page of the sandboxes that have all of these tags. A prefix implies the order by name."""
         where = Conditions().add("sandboxes.project = {} AND sandboxes.destroying IS NULL", project)
         if name_prefix is not None:
             sort = "name"

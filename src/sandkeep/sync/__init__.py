@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from sandkeep.sync.batch import Batch
     from sandkeep.sync.client import Client
     from sandkeep.sync.files import Files
+    from sandkeep.sync.forwarding import PortForward
     from sandkeep.sync.images import Images
     from sandkeep.sync.many import SandboxBatch
     from sandkeep.sync.openfile import BinaryReader, BinaryWriter, TextFileReader, TextFileWriter
@@ -112,7 +113,15 @@ if TYPE_CHECKING:
         Transferred,
         Usage,
     )
-    from sandkeep.spec import GitSource, Mount, Resources, SnapshotRetention, SnapshotSource, TarballSource
+    from sandkeep.spec import (
+        GitSource,
+        HostPort,
+        Mount,
+        Resources,
+        SnapshotRetention,
+        SnapshotSource,
+        TarballSource,
+    )
     from sandkeep.states import (
         EndReason,
         FileKind,
@@ -146,6 +155,7 @@ _WHERE = {
     "sync.sandbox": "Sandbox",
     "sync.secrets": "Secrets",
     "sync.streams": "ByteReader StdinWriter TextReader",
+    "sync.forwarding": "PortForward",
     "sync.terminal": "Terminal",
     "sdk.events": "Event",
     "sdk.images": "Image Pulled",
@@ -160,7 +170,7 @@ _WHERE = {
     "sdk.values": "CompletedProcess Drive FileChange FileLines FileStat OutputChunk OutputGap ProcessInfo "
     "Route SandboxGroup ShownPolicy Snapshot SnapshotNode Synced Transferred Usage",
     "policy": "Domain Forward Matcher NetworkPolicy PairMatcher RequestMatch Respond Rule Transform",
-    "spec": "GitSource Mount Resources SnapshotRetention SnapshotSource TarballSource",
+    "spec": "GitSource HostPort Mount Resources SnapshotRetention SnapshotSource TarballSource",
     "states": "EndReason FileKind MountMode OutputStream PolicyMode ProcessStatus SessionStatus "
     "SnapshotMethod SnapshotStatus SortOrder Tier",
 }
@@ -192,6 +202,7 @@ __all__ = [
     "Files",
     "Forward",
     "GitSource",
+    "HostPort",
     "Image",
     "Images",
     "Listing",
@@ -208,6 +219,7 @@ __all__ = [
     "Page",
     "PairMatcher",
     "PolicyMode",
+    "PortForward",
     "Process",
     "ProcessInfo",
     "ProcessReference",

@@ -48,6 +48,7 @@ class Runner:
         *,
         cwd: str | None = None,
         env: Mapping[str, str | None] | None = None,
+        secrets: Mapping[str, str] | None = None,
         sudo: bool = False,
         input: bytes | str | None = None,
         kill_after: Duration | None = None,
@@ -64,22 +65,29 @@ class Runner:
 
         Args:
             command: the program, found in the sandbox's ``PATH``; no shell is involved.
-            args: its arguments. cwd: working directory; relative to the sandbox's working directory. env:
-                environment variables, added to those of the sandbox; ``None`` removes one. sudo: run it as
-                root. input: its standard input, which is empty by default. kill_after: time after which the
-                server kills it and all its descendants, even if this client is gone. The call then returns
-                normally, with exit code 137. timeout: time after which to give up: the process and all its
-                descendants are killed and ``ProcessTimeout`` is raised. grace: at these times, and if the
-                caller is cancelled, they get ``SIGTERM``, and ``SIGKILL`` only so much later. check: raise
-                ``ProcessFailed`` if the exit code is not 0. capture_output: return the output. Otherwise it
-                is only in the durable log. stdout: target of the output while it runs: ``subprocess.PIPE``
-                for the result, ``subprocess.DEVNULL`` for none; or a path on this machine, a file descriptor,
-                or an object with ``write`` for bytes. A text file such as ``sys.stdout`` gets the bytes
-                unchanged. stderr: the same for standard error. ``"stdout"`` or ``subprocess.STDOUT``: the
-                same pipe as standard output, so the order of both is kept; a file of that name is
-                ``"./stdout"``. max_output: most bytes to capture of each stream: the first half of so many
-                and the last. The result says how many were left out, and the durable log has them. metadata:
-                keys and values that its record keeps, for :attr:`Process.metadata`.
+            args: its arguments.
+            cwd: working directory; relative to the sandbox's working directory.
+            env: environment variables, added to those of the sandbox; ``None`` removes one.
+            secrets: names of secrets of the project, by the variable that gets the value; only this process
+                and what it starts have them.
+            sudo: run it as root.
+            input: its standard input, which is empty by default.
+            kill_after: time after which the server kills it and all its descendants, even if this client is
+                gone. The call then returns normally, with exit code 137.
+            timeout: time after which to give up: the process and all its descendants are killed and
+                ``ProcessTimeout`` is raised.
+            grace: at these times, and if the caller is cancelled, they get ``SIGTERM``, and ``SIGKILL`` only
+                so much later.
+            check: raise ``ProcessFailed`` if the exit code is not 0.
+            capture_output: return the output. Otherwise it is only in the durable log.
+            stdout: target of the output while it runs: ``subprocess.PIPE`` for the result,
+                ``subprocess.DEVNULL`` for none; or a path on this machine, a file descriptor, or an object
+                with ``write`` for bytes. A text file such as ``sys.stdout`` gets the bytes unchanged.
+            stderr: the same for standard error. ``"stdout"`` or ``subprocess.STDOUT``: the same pipe as
+                standard output, so the order of both is kept; a file of that name is ``"./stdout"``.
+            max_output: most bytes to capture of each stream: the first half of so many and the last. The
+                result says how many were left out, and the durable log has them.
+            metadata: keys and values that its record keeps, for :attr:`Process.metadata`.
 
         Returns:
             Its exit code and captured output.
@@ -101,6 +109,7 @@ class Runner:
             args,
             cwd=cwd,
             env=env,
+            secrets=secrets,
             sudo=sudo,
             user=self._user,
             kill_after=kill_after,
@@ -173,6 +182,7 @@ class Runner:
         *,
         cwd: str | None = None,
         env: Mapping[str, str | None] | None = None,
+        secrets: Mapping[str, str] | None = None,
         sudo: bool = False,
         stdin: bool = False,
         stderr: Literal["stdout"] | int | None = None,
@@ -184,13 +194,18 @@ class Runner:
 
         Args:
             command: the program, found in the sandbox's ``PATH``; no shell is involved.
-            args: its arguments. cwd: working directory; relative to the sandbox's working directory. env:
-                environment variables, added to those of the sandbox; ``None`` removes one. sudo: run it as
-                root. stdin: keep its standard input open for :attr:`Process.stdin`; it is empty by default.
-                stderr: ``"stdout"`` or ``subprocess.STDOUT`` puts standard error into the pipe of standard
-                output, so the order of both is kept. kill_after: time after which the server kills it and all
-                its descendants. grace: at that time they get ``SIGTERM``, and ``SIGKILL`` only so much later.
-                metadata: keys and values that its record keeps, for :attr:`Process.metadata`.
+            args: its arguments.
+            cwd: working directory; relative to the sandbox's working directory.
+            env: environment variables, added to those of the sandbox; ``None`` removes one.
+            secrets: names of secrets of the project, by the variable that gets the value; only this process
+                and what it starts have them.
+            sudo: run it as root.
+            stdin: keep its standard input open for :attr:`Process.stdin`; it is empty by default.
+            stderr: ``"stdout"`` or ``subprocess.STDOUT`` puts standard error into the pipe of standard
+                output, so the order of both is kept.
+            kill_after: time after which the server kills it and all its descendants.
+            grace: at that time they get ``SIGTERM``, and ``SIGKILL`` only so much later.
+            metadata: keys and values that its record keeps, for :attr:`Process.metadata`.
 
         Returns:
             A handle. The process does not depend on it or on this client.
@@ -206,6 +221,7 @@ class Runner:
             args,
             cwd=cwd,
             env=env,
+            secrets=secrets,
             sudo=sudo,
             user=self._user,
             kill_after=kill_after,
@@ -236,6 +252,7 @@ class Runner:
         *,
         cwd: str | None = None,
         env: Mapping[str, str | None] | None = None,
+        secrets: Mapping[str, str] | None = None,
         columns: int = 80,
         rows: int = 24,
         kill_after: Duration | None = None,
@@ -247,13 +264,20 @@ class Runner:
 
         Args:
             command: the program.
-            args: its arguments. cwd: working directory. env: environment variables, added to those of the
-                sandbox; ``None`` removes one, and ``TERM`` is set by default. columns: width of the
-                terminal. rows: its height. kill_after: time after which the server kills it and all its
-                descendants. extend_timeout: let the server extend the session's time limit while the terminal
-                is open, up to the longest lifetime of a session. detachable: let the program go on when the
-                connection ends, however it ends; :meth:`Sandbox.attach_terminal` attaches to it. Otherwise it
-                is hung up then. metadata: keys and values that its record keeps.
+            args: its arguments.
+            cwd: working directory.
+            env: environment variables, added to those of the sandbox; ``None`` removes one, and ``TERM`` is
+                set by default.
+            secrets: names of secrets of the project, by the variable that gets the value; only this process
+                and what it starts have them.
+            columns: width of the terminal.
+            rows: its height.
+            kill_after: time after which the server kills it and all its descendants.
+            extend_timeout: let the server extend the session's time limit while the terminal is open, up to
+                the longest lifetime of a session.
+            detachable: let the program go on when the connection ends, however it ends;
+                :meth:`Sandbox.attach_terminal` attaches to it. Otherwise it is hung up then.
+            metadata: keys and values that its record keeps.
 
         Returns:
             The terminal: close it yourself, or use ``with``, which closes it on exit.
@@ -268,6 +292,7 @@ class Runner:
             args,
             cwd=cwd,
             env=env,
+            secrets=secrets,
             columns=columns,
             rows=rows,
             kill_after=kill_after,

@@ -10,9 +10,10 @@ from sandkeep.wire.secrets import SecretList, SecretShown
 
 
 class Secrets:
-    """Values that rules of network policies inject, by name. Reached as ``Client.secrets``.
+    """Values that rules of network policies and processes get, by name. Reached as ``Client.secrets``.
 
-    A rule refers to one as ``${secret:name}``. Values are stored sealed and are never returned.
+    A rule refers to one as ``${secret:name}``, a process as ``secrets={"VARIABLE": "name"}``. Values are
+    stored sealed and are never returned.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -28,7 +29,7 @@ class Secrets:
 
         Args:
             name: letters, digits, ``_``, ``.`` and ``-``.
-            value: one line of text that fits into an HTTP header.
+            value: text of up to 64 KiB. Rules can use one line that fits into an HTTP header only.
 
         Raises:
             InvalidRequest: the name or value is invalid.

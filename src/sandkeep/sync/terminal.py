@@ -98,7 +98,8 @@ class Terminal(OwnWith):
         handshake = Handshake()
         stream = self._transport.upgrade(below, {"token": opened.token}, handshake.headers())
         response = self._held.enter_context(stream)
-        handshake.check(response.status, response.headers.get("sec-websocket-accept", ""))
+        refused = StreamClosed("the server did not accept the terminal's token")
+        handshake.check(response.status, response.headers.get("sec-websocket-accept", ""), refused=refused)
         self._network = response.network
 
     def read(self, size: int = _READ) -> bytes:

@@ -17,6 +17,7 @@ This is the only package that knows that spelling. It does no I/O and holds no s
 ``streams``    NDJSON records, and a process's output as text
 ``frames``     output frames: a process's output byte for byte
 ``terminal``   messages of an interactive terminal
+``tunnel``     messages of a connection to a port
 ``errors``     one envelope, and the code and status of every error the program raises
 ``openapi``    the document that describes all of it, made from the same structs
 

@@ -21,6 +21,7 @@ from sandkeep.spec import (
     MAX_BATCH,
     OPTIONS,
     GitSource,
+    HostPort,
     Mount,
     Option,
     Resources,
@@ -31,6 +32,7 @@ from sandkeep.spec import (
     TarballSource,
     check_comment,
     check_env,
+    check_secrets,
     check_together,
     vendor_resources,
 )
@@ -98,6 +100,14 @@ class MountBody(Body, kw_only=True, frozen=True):
     mode: MountMode = MountMode.READ_WRITE
 
 
+class HostPortBody(Body, kw_only=True, frozen=True):
+    port: Whole
+    name: str
+
+    def value(self) -> HostPort:
+        return HostPort(self.port, self.name)
+
+
 class GitSourceBody(Body, tag_field="type", tag="git", kw_only=True, frozen=True):
     url: str
     depth: Whole | UnsetType = UNSET
@@ -136,6 +146,8 @@ class _Configuration(SandboxSettings, Body, kw_only=True, frozen=True):
     resources: ResourcesBody | UnsetType = UNSET
     persistent: bool | UnsetType = UNSET
     network_policy: PolicyBody | UnsetType = UNSET
+    host_ports: list[HostPortBody] | UnsetType = UNSET
+    """Ports of the server's machine that it may reach by a name; official clients omit it."""
     env: dict[str, str] | UnsetType = UNSET
     mounts: dict[str, MountBody] | UnsetType = UNSET
 
@@ -221,6 +233,8 @@ class RunBody(Body, kw_only=True, frozen=True):
     cwd: str | UnsetType = UNSET
     env: dict[str, str | None] = field(default_factory=dict)
     """Null removes a variable of the sandbox; official clients send text only."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Names of secrets, by the variable that gets the value; official clients omit it."""
     sudo: bool = False
     user: str | UnsetType = UNSET
     """The account to run as; official clients omit it."""
@@ -246,6 +260,7 @@ class RunBody(Body, kw_only=True, frozen=True):
         if total > MAX_ARGUMENTS:
             _refuse_size("args", f"must be at most {MAX_ARGUMENTS} bytes in total, not {total}")
         check_env(self.env, removal=True)
+        check_secrets(self.secrets, self.env)
         check_path("cwd", self.cwd)
         check_metadata(self.metadata)
 
@@ -323,7 +338,7 @@ def _read(option: Option, value: Any) -> Any:
     if option.milliseconds:
         return None if option.zero_is_none and value == 0 else _duration(value)
     if isinstance(value, list):
-        return tuple(value)
+        return tuple(_item(index, item) for index, item in enumerate(value))
     if isinstance(value, dict):
         return {
             key: _mount(key, item) if isinstance(item, MountBody) else item for key, item in value.items()
@@ -334,6 +349,13 @@ def _read(option: Option, value: Any) -> Any:
 
 
 _VALUES = (ResourcesBody, RetentionBody, GitSourceBody, TarballSourceBody, SnapshotSourceBody)
+
+
+def _item(index: int, item: Any) -> Any:
+    if not isinstance(item, HostPortBody):
+        return item
+    with within(f"[{index}]"):
+        return item.value()
 
 
 def _mount(path: str, body: MountBody) -> Mount:

@@ -18,6 +18,7 @@ from sandkeep.policy import NetworkPolicy
 from sandkeep.policy_json import PolicyObject, shown
 from sandkeep.spec import (
     OPTIONS,
+    HostPort,
     Mount,
     Resources,
     SandboxSpec,
@@ -49,6 +50,11 @@ class MountObject(Object, kw_only=True, frozen=True):
     mode: MountMode
 
 
+class HostPortObject(Object, kw_only=True, frozen=True):
+    port: int
+    name: str
+
+
 class RetentionObject(Object, kw_only=True, frozen=True):
     count: int
     expiration: int | UnsetType = UNSET
@@ -67,6 +73,9 @@ class RouteObject(Object, kw_only=True, frozen=True):
     system: bool | UnsetType = UNSET
     token: str | UnsetType = UNSET
     """Token that a request must send, if the operator protects routes."""
+    address: str | UnsetType = UNSET
+    """Address and port to connect to, with the URL's host as ``Host``, if the URL has a name that few
+    resolvers know."""
 
 
 class LimitsObject(Object, kw_only=True, frozen=True):
@@ -120,6 +129,9 @@ class SandboxObject(SandboxSettings, Object, kw_only=True, frozen=True):
     cwd: str | UnsetType = UNSET
     network_policy: PolicyObject | UnsetType = UNSET
     network_id: str | UnsetType = UNSET
+    host_ports: list[HostPortObject] | UnsetType = UNSET
+    """Ports of the server's machine that it may reach by a name; absent: none. Official clients do not know
+    it."""
     current_snapshot_id: str | UnsetType = UNSET
     keep_last_snapshots: RetentionObject | UnsetType = UNSET
     mounts: dict[str, MountObject] | UnsetType = UNSET
@@ -274,7 +286,7 @@ def _shown(value: Any) -> Any:
         case SnapshotRetention():
             return retention_object(value)
         case tuple():
-            return list(value) or None
+            return [host_port_object(item) if isinstance(item, HostPort) else item for item in value] or None
         case Mapping():
             return {
                 key: mount_object(item) if isinstance(item, Mount) else item for key, item in value.items()
@@ -294,6 +306,10 @@ def retention_object(retention: SnapshotRetention) -> RetentionObject:
         expiration=UNSET if expiration is None else milliseconds(expiration),
         delete_evicted=retention.delete_evicted,
     )
+
+
+def host_port_object(granted: HostPort) -> HostPortObject:
+    return HostPortObject(port=granted.port, name=granted.name)
 
 
 def mount_object(mount: Mount) -> MountObject:

@@ -9,6 +9,7 @@ from msgspec import Meta, field
 
 from sandkeep.checks import check_metadata, refuse
 from sandkeep.errors import SandkeepError, from_json
+from sandkeep.spec import check_secrets
 from sandkeep.wire.base import MAX_SAFE, Body, Count, decode, encode
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Start(Body, tag_field="type", tag="start", kw_only=True, frozen=True):
     """``NAME=value``, passed on unchanged."""
     unset: list[str] = field(default_factory=list)
     """Variables of the sandbox to remove; official clients omit it."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Names of secrets, by the variable that gets the value; official clients omit it."""
     cwd: str | None = None
     cols: Size = DEFAULT_COLUMNS
     rows: Size = DEFAULT_ROWS
@@ -55,6 +58,7 @@ class Start(Body, tag_field="type", tag="start", kw_only=True, frozen=True):
             if any("\0" in value for value in values):
                 refuse(name, "must not contain a NUL character")
         check_metadata(self.metadata)
+        check_secrets(self.secrets, self.environment())
 
     def environment(self) -> dict[str, str | None]:
         """Return the variables by name, removed ones as ``None``; entries without ``=`` are ignored."""
@@ -71,6 +75,7 @@ class Start(Body, tag_field="type", tag="start", kw_only=True, frozen=True):
             args=self.args,
             cwd=self.cwd,
             env=self.environment(),
+            secrets=self.secrets,
             user=user,
             pty=(self.rows, self.cols),
             kill_after_ms=self.timeout,

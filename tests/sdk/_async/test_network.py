@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import aclosing
 
 import pytest
@@ -30,7 +31,44 @@ async def test_secrets_are_set_listed_and_deleted(name: str) -> None:
         with pytest.raises(NotFound):
             await client.secrets.delete(name)
         with pytest.raises(InvalidRequest):
-            await client.secrets.set(name, "two\nlines")
+            await client.secrets.set(name, "")
+
+
+async def test_a_secret_is_a_variable_of_the_processes_that_name_it(name: str) -> None:
+    pytest.importorskip("cryptography", reason="secrets need sandkeep[net]")
+    value = "two\nlines"
+    async with sandkeep.Client() as client, client.create_sandbox(name) as box:
+        await client.secrets.set(name, value)
+        secrets = {"API_KEY": name}
+        ran = await box.run_process("printenv", ["API_KEY"], secrets=secrets, capture_output=True)
+        assert ran.stdout == f"{value}\n".encode()
+        started = await box.create_process("sh", ["-c", 'test -n "$API_KEY"'], secrets=secrets)
+        assert await started.wait() == 0
+        async with box.open_interactive("printenv", ["API_KEY"], secrets=secrets) as terminal:
+            assert await terminal.wait() == 0
+        assert (await box.run_process("printenv", ["API_KEY"])).returncode == 1
+        with pytest.raises(NotFound) as absent:
+            await box.run_process("true", secrets={"API_KEY": f"{name}-absent"})
+        assert absent.value.details["field"] == 'secrets["API_KEY"]'
+        with pytest.raises(InvalidRequest, match="also in env"):
+            await box.run_process("true", secrets=secrets, env={"API_KEY": "x"})
+        await client.secrets.delete(name)
+
+
+async def test_a_port_of_the_host_is_given_and_taken_away(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        port = service.getsockname()[1]
+        granted = [sandkeep.HostPort(port, "model.internal")]
+        async with sandkeep.create_sandbox(name, network_policy=DENIED, host_ports=granted) as box:
+            assert box.host_ports == tuple(granted)
+            reach = ["-c", f"import socket; socket.create_connection(('model.internal', {port}), 30)"]
+            assert (await box.run_process("python3", reach)).returncode == 0
+            service.accept()[0].close()
+            await box.update(host_ports=[])
+            assert box.host_ports == ()
+            assert (await box.run_process("python3", reach)).returncode != 0
+            with pytest.raises(InvalidRequest, match=r"host_ports\[1\]"):
+                await box.update(host_ports=granted * 2)
 
 
 async def test_what_the_network_did_is_told_oldest_first_and_then_as_it_happens(name: str) -> None:

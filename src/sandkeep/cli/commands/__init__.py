@@ -15,7 +15,8 @@
 ``drives``      ``drives``: named filesystems that sandboxes mount
 ``images``      ``images``: the images that sandboxes start from
 ``network``     ``net``: the network activity of a sandbox
-``secrets``     ``secret``: values that network rules inject
+``forward``     ``port-forward``: ports of a sandbox on this machine
+``secrets``     ``secret``: values for network rules and commands
 ``serve``       ``serve``: the server in the foreground
 ``tokens``      ``token``: tokens for clients that connect over TCP
 ``status``      ``status``: which server is used, and whether it runs

@@ -14,7 +14,7 @@ from sandkeep.cli.app import App
 from sandkeep.cli.framework import Group, argument, command, option, sandbox_argument
 from sandkeep.cli.output import lifetime, pairs
 from sandkeep.cli.values import LIFETIME, NONE, TRUTH, NumberType, OrNoneType
-from sandkeep.spec import MAX_RETAINED, Mount, Resources, SnapshotRetention
+from sandkeep.spec import MAX_RETAINED, HostPort, Mount, Resources, SnapshotRetention
 
 if TYPE_CHECKING:
     from sandkeep.sync import Sandbox
@@ -57,6 +57,7 @@ def _rows(box: Sandbox) -> list[tuple[str, str]]:
         *_settings(box, options.SANDBOX),
         ("Persistent", "true" if box.persistent else "false"),
         ("Network policy", present.policy(box.network_policy)),
+        ("Host ports", ", ".join(f"{each.port} as {each.name}" for each in box.host_ports) or "-"),
         ("Ports", ", ".join(f"{route.port} ({route.link})" for route in box.routes) or "-"),
         *_settings(box, options.SNAPSHOTS),
         ("Keep last snapshots", retention),
@@ -193,6 +194,12 @@ def network_policy(box: Sandbox, mode: str | None, **values: Any) -> dict[str, A
 def ports(box: Sandbox, ports: tuple[int, ...]) -> dict[str, Any]:
     """Change which ports are reachable from outside. Replaces all ports; without any, closes all."""
     return {"ports": ports}
+
+
+@_changing("host-ports", options.host_ports)
+def host_ports(box: Sandbox, host_ports: tuple[HostPort | None, ...]) -> dict[str, Any]:
+    """Change which ports of the server's machine it reaches, at once. Replaces all; without any, none."""
+    return {"host_ports": options.granted(host_ports)}
 
 
 @_changing("tags", options.tags("-t", "--tag"))

@@ -1,4 +1,4 @@
-"""``sandkeep secret``: values that rules of network policies inject. They are never shown again."""
+"""``sandkeep secret``: values for rules of network policies and for processes. They are never shown again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandkeep.cli.output import ago
 
 secret = Group(
     "secret",
-    "Manage secrets: values that rules of network policies inject, as ${secret:NAME}.",
+    "Manage secrets: values for rules of network policies, as ${secret:NAME}, and for commands.",
     aliases={"list": "ls", "delete": "rm"},
 )
 
@@ -25,7 +25,7 @@ secret = Group(
         ("typed without being shown", "sandkeep secret set github"),
     ],
 )
-@argument("name", metavar="NAME", help="Name that rules refer to.")
+@argument("name", metavar="NAME", help="Name that rules and commands refer to.")
 @option("--value", metavar="TEXT", help="The value; other users of this machine may see it. Better on stdin.")
 def set_(app: App, name: str, value: str | None) -> None:
     """Store a value, read from standard input, and replace an earlier one.

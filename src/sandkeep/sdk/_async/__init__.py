@@ -9,6 +9,7 @@
 ``streams``       output and input of a process as streams: bytes, and text over them
 ``linereader``    reads lines: the common part of output streams and open files
 ``terminal``      interactive terminals
+``forwarding``    ports of a sandbox on this machine
 ``files``         `Files`: the files of a sandbox, with names from ``os`` and ``pathlib``
 ``filerequests``  the requests behind file operations
 ``syncing``       the part of `Files` that makes two directories alike

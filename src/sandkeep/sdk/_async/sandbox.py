@@ -24,6 +24,7 @@ from sandkeep.policy import NetworkPolicy
 from sandkeep.sdk import bodies, retry
 from sandkeep.sdk._async import accounts
 from sandkeep.sdk._async.events import events
+from sandkeep.sdk._async.forwarding import PortForward
 from sandkeep.sdk._async.listing import fetch_sessions, fetch_snapshots, snapshot_tree
 from sandkeep.sdk._async.many import SandboxBatch
 from sandkeep.sdk._async.paging import Listing
@@ -345,6 +346,34 @@ class Sandbox(SandboxState, Runner, OwnWith):
             except (SessionStopped, SessionStopping):
                 pass  # the next session starts with it
         return self
+
+    def forward_port(
+        self,
+        remote: int,
+        local: int = 0,
+        *,
+        address: str = "127.0.0.1",
+        on_failure: Callable[[SandkeepError], object] | None = None,
+    ) -> PortForward:
+        """Make a port of the sandbox, published or not, a port of this machine, for any protocol over TCP.
+
+        Each connection goes over one to the server, wherever that is, and starts a session if none runs. It
+        ends when the server restarts; later ones work again.
+
+        Args:
+            remote: the port inside.
+            local: the port to listen on; 0 for any that is free.
+            address: the address to listen on.
+            on_failure: called with the reason if a connection cannot be made, such as `NotFound` because no
+                program listens inside. Otherwise it is just closed.
+
+        Returns:
+            What listens, and where, while it is entered with ``async with``.
+
+        Raises:
+            InvalidRequest: an argument is invalid, or the local port is not free; ``field`` names it.
+        """
+        return PortForward(self._transport, self._recovery, remote, local, address, on_failure)
 
     async def network_events(self, *, follow: bool = False) -> AsyncGenerator[NetworkEvent, None]:
         """Yield events of its network, of all its sessions, oldest first. Never starts a session.

@@ -35,7 +35,9 @@ async def create_sandboxes(call: RequestContext) -> Reply:
     if body.timeout is UNSET and spec.timeout > longest:
         spec = replace(spec, timeout=longest)
     scope = call.scope(project=body.project_id, make=True)
-    made = await call.engine.batches.create(scope.project, spec, body.count, key=call.key(), exact=True)
+    made = await call.engine.batches.create(
+        scope.project, spec, body.count, key=call.key(), exact=True, operator=call.is_local
+    )
     return json_reply(SandboxesStarted(sandboxes=[started(call, each, scope) for each in made]))
 
 
@@ -52,6 +54,12 @@ async def fork_sandboxes(call: RequestContext) -> Reply:
     changes = body.changes()
     scope = call.scope()
     made = await call.engine.batches.fork(
-        scope.project, call.params["name"], changes, body.count, live=body.live, key=call.key()
+        scope.project,
+        call.params["name"],
+        changes,
+        body.count,
+        live=body.live,
+        key=call.key(),
+        operator=call.is_local,
     )
     return json_reply(SandboxesStarted(sandboxes=[started(call, each, scope) for each in made]))

@@ -62,7 +62,7 @@ async def pull_image(call: RequestContext) -> ChunkedReply:
         platform=given(body.platform, None),
         auth=(username, password) if username else None,
         insecure=body.insecure,
-        operator=_is_local(call),
+        operator=call.is_local,
         shared=body.shared,
     )
     call.engine.images.check(wanted)
@@ -138,18 +138,13 @@ async def import_image(call: RequestContext) -> Reply:
     errors=(*REFUSALS, "not_found", "conflict"),
 )
 async def delete_image(call: RequestContext) -> Reply:
-    project = call.scope(make=_is_local(call)).project
-    deleted = await call.engine.images.delete(project, call.params["image"], operator=_is_local(call))
+    project = call.scope(make=call.is_local).project
+    deleted = await call.engine.images.delete(project, call.params["image"], operator=call.is_local)
     return json_reply(ImageShown(image=_shown(deleted)))
 
 
-def _is_local(call: RequestContext) -> bool:
-    """Whether the caller is the operator, over the unix socket without a token."""
-    return call.caller.project is None
-
-
 def _only_local(call: RequestContext) -> None:
-    if not _is_local(call):
+    if not call.is_local:
         raise AccessDenied("only the local user of the server's machine may do this")
 
 

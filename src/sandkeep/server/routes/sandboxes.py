@@ -80,7 +80,9 @@ async def _create(call: RequestContext, *, legacy: bool) -> Reply:
         spec = replace(spec, timeout=longest)
     scope = call.scope(project=body.project_id, make=True)
     # Official clients name runtimes only on the older route, and accept what the machine has instead.
-    made = await call.engine.sandboxes.create(scope.project, spec, key=call.key(), exact=not legacy)
+    made = await call.engine.sandboxes.create(
+        scope.project, spec, key=call.key(), exact=not legacy, operator=call.is_local
+    )
     return started_reply(call, made, scope)
 
 
@@ -169,6 +171,7 @@ async def update_sandbox(call: RequestContext) -> Reply:
         call.params["name"],
         changes,
         current_snapshot=given(body.current_snapshot_id, None),
+        operator=call.is_local,
     )
     return json_reply(
         SandboxUpdated(
@@ -215,7 +218,12 @@ async def fork_sandbox(call: RequestContext) -> Reply:
     return started_reply(
         call,
         await call.engine.sandboxes.fork(
-            scope.project, call.params["name"], changes, live=body.live, key=call.key()
+            scope.project,
+            call.params["name"],
+            changes,
+            live=body.live,
+            key=call.key(),
+            operator=call.is_local,
         ),
         scope,
     )

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from sandkeep.engine.files import Acting
 from sandkeep.engine.lifecycle import Operation
 from sandkeep.engine.sessions import Usage
-from sandkeep.errors import NotFound
+from sandkeep.errors import InvalidRequest, NotFound
 from sandkeep.server import present
 from sandkeep.server.app import RequestContext
 from sandkeep.server.auth import Scope
@@ -30,6 +30,7 @@ from sandkeep.wire.responses import (
     SnapshotTaken,
     TerminalOpened,
 )
+from sandkeep.wire.tunnel import ROUTE
 from sandkeep.wire.v1 import TerminalBody, UsageShown
 
 table = Table("sessions")
@@ -214,6 +215,19 @@ async def open_terminal(call: RequestContext) -> Reply:
     extend = given(body.extend_timeout, False)
     token = call.app.terminals.issue(scope.project, session, user, token=call.caller.token, extend=extend)
     return json_reply(TerminalOpened(url=url, token=token))
+
+
+@table.route(
+    "GET",
+    ROUTE,
+    summary="Open a connection to a port of a session, published or not, as a WebSocket",
+    errors=REFUSALS,
+    uses_session=False,
+)
+async def open_tunnel(call: RequestContext) -> Reply:
+    """Refuse what is not a WebSocket; those do not come here."""
+    del call
+    raise InvalidRequest("open this address as a WebSocket", field="upgrade")
 
 
 @table.route(
