@@ -68,6 +68,13 @@ def test_ports_of_the_host_are_given_by_the_local_user_and_last(able: None) -> N
             assert token.post(f"{path}/fork", params=scoped(), json={"name": "f"}).status_code == 403
             forked = token.post(f"{path}/fork", params=scoped(), json={"name": "f", "hostPorts": []})
             assert forked.status_code == 200 and "hostPorts" not in forked.json()["sandbox"]
+            many = {"name": "m", "count": 2}
+            assert token.post("/v1/sandboxes/given/fork", params=scoped(), json=many).status_code == 403
+            made = {"projectId": PROJECT, **many, "hostPorts": granted}
+            assert token.post("/v1/sandboxes", params=scoped(), json=made).status_code == 403
+            forks = again.post("/v1/sandboxes/given/fork", params=scoped(), json=many)
+            shown = [each["sandbox"]["hostPorts"] for each in forks.json()["sandboxes"]]
+            assert forks.status_code == 200 and shown == [granted, granted]
             changed = token.patch(path, params=scoped(), json={"hostPorts": []})
             assert changed.status_code == 200 and "hostPorts" not in changed.json()["sandbox"]
             for wrong in ({"port": 0, "name": "db"}, {"port": 1, "name": "127.0.0.1"}, {"port": 1}):
