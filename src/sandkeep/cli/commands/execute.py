@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -19,10 +19,12 @@ from sandkeep.errors import NotFound, SandkeepError
 from sandkeep.states import ProcessStatus
 
 if TYPE_CHECKING:
-    from sandkeep.sync import Process, Sandbox
+    from sandkeep.sync import Process, Sandbox, Session
 
 SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi")
 """bash if the sandbox has it, otherwise sh."""
+_SETTLING_SECONDS: Final = 3.0
+_CLOCKS_DIFFER: Final = timedelta(seconds=1)
 BARE = {
     "env": (),
     "secrets": (),
@@ -288,7 +290,7 @@ def _explain(box: Sandbox, session_id: str, meanwhile: str, *, line: bool = True
     ``line`` says whether the cursor is at the beginning of a line.
     """
     try:
-        session = box.refresh().current_session
+        session = _settled(box, session_id)
     except SandkeepError:
         return False
     if session.id != session_id or session.is_running:
@@ -301,3 +303,17 @@ def _explain(box: Sandbox, session_id: str, meanwhile: str, *, line: bool = True
         f"'sandkeep config timeout {box.name} 1h' gives later sessions more time",
     )
     return True
+
+
+def _settled(box: Sandbox, session_id: str) -> Session:
+    """Return the current session; if its time is up, wait a moment for the server to record its end.
+
+    The supervisor ends the processes first, so that their end can be known before that of the session.
+    """
+    deadline = time.monotonic() + _SETTLING_SECONDS
+    while True:
+        session = box.refresh().current_session
+        due = box.expires_at is not None and box.expires_at <= datetime.now(UTC) + _CLOCKS_DIFFER
+        if session.id != session_id or not session.is_running or not due or time.monotonic() > deadline:
+            return session
+        time.sleep(0.05)
