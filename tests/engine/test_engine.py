@@ -527,3 +527,24 @@ def test_an_idle_session_is_stopped_when_asked_for(tmp_path: Path) -> None:
 def test_names_are_generated_when_omitted(lab: EngineLab) -> None:
     started = lab.do(lab.engine.sandboxes.create(lab.project, SandboxSpec()))
     assert started.sandbox.name
+
+
+def test_waiting_for_clean_up_includes_the_clean_up_that_this_starts(lab: EngineLab) -> None:
+    context = lab.engine._context
+    done: list[str] = []
+
+    async def collection() -> None:
+        await asyncio.sleep(0.1)
+        done.append("collection")
+
+    async def removal() -> None:
+        await asyncio.sleep(0.1)
+        context.spawn(collection(), "a collection", finish=True)
+        done.append("removal")
+
+    async def wait() -> None:
+        context.spawn(removal(), "a removal", finish=True)
+        await context.cleared_away()
+
+    lab.do(wait())
+    assert done == ["removal", "collection"]

@@ -30,6 +30,7 @@ from sandkeep.store.rows import Removal, Sandbox, Session
 T = TypeVar("T")
 
 _FINISH_SECONDS = 10.0
+_GENERATIONS: Final = 4
 
 ACTOR: Final[ContextVar[str | None]] = ContextVar("actor", default=None)
 """The caller for whom the current task works, recorded in events."""
@@ -301,8 +302,14 @@ class Context:
             self.log("task failed", task=task.get_name(), error=repr(error))
 
     async def cleared_away(self) -> None:
-        """Wait for the clean-up that runs after sandboxes were destroyed and sessions ended."""
-        if self._finishing:
+        """Wait for the clean-up that runs after sandboxes were destroyed and sessions ended.
+
+        Clean-up can start more of it: the removal of a sandbox starts a collection of layers. That is waited
+        for too, but not for ever on a server where something always ends.
+        """
+        for _ in range(_GENERATIONS):
+            if not self._finishing:
+                return
             await asyncio.wait(set(self._finishing))
 
     async def alone(self, what: str, work: Awaitable[Any]) -> None:
