@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.host.layers.tree import remove_tree
 from tests.cli.program import Program
-from tests.conftest import remove_tree as remove_directory
+from tests.conftest import remove_tree
 from tests.polling import ENOUGH
 from tests.server.server_process import ServerProcess, running_server
 
@@ -41,7 +40,7 @@ def test_a_damaged_sandbox_is_named_refused_and_removed(own: ServerProcess, way:
     assert sandkeep("repair").err.strip() == "nothing is damaged"
     layer = layers(own.data)[0]
     own.stop()
-    remove_tree(str(own.data / "layers" / layer / "fs"))
+    remove_tree(own.data / "layers" / layer / "fs")
     own.start()
     assert "stopped, damaged" in sandkeep("ls", "--all").text
     assert sandkeep("exec", "bystander", "cat", "file").text == "bystander\n"
@@ -79,7 +78,7 @@ def test_a_data_directory_whose_store_is_lost_is_adopted(able: None, tmp_path: P
         sandkeep("rm", found["name"], "--delete-orphan-snapshots")
     finally:
         end_server(data)
-        remove_directory(data)
+        remove_tree(data)
 
 
 def end_server(data: Path) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import errno
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from sandkeep.host.native.messages import NativeState
 from sandkeep.process_options import ProcessOptions
 from sandkeep.spec import SandboxSpec
 from sandkeep.store.rows import ACTIVE, ProcessStatus, SessionStatus
+from tests.conftest import remove_tree
 from tests.engine.engine_lab import EngineLab, run_script
 from tests.polling import ENOUGH
 
@@ -231,7 +231,7 @@ def test_a_session_whose_directory_was_removed_can_be_stopped_resumed_and_destro
             started = lab.create("removed")
             session = started.session.id
             lab.do(lab.engine.driver.stop(SessionRef("local", session), reason="for the test"))
-            shutil.rmtree(f"{data_dir}/sessions/{session}")
+            remove_tree(f"{data_dir}/sessions/{session}")
             if operation == "stop":
                 ended, snapshot = lab.do(lab.engine.sessions.stop(lab.project, session))
                 assert ended.status is SessionStatus.ABORTED and snapshot is None

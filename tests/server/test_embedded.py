@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 
 from sandkeep import embedded, sync
 from sandkeep.errors import Conflict, HostCannot, TransportError
-from tests.conftest import IS_ROOT
+from tests.conftest import IS_ROOT, remove_tree
 from tests.polling import ENOUGH
 from tests.server.server_process import ServerProcess
 
@@ -58,7 +57,7 @@ def data(able: None) -> Iterator[Path]:
         pid = server_pid(directory)
         os.kill(pid, signal.SIGTERM)
         assert eventually(lambda: ended(pid))
-    shutil.rmtree(directory)
+    remove_tree(directory)
 
 
 def test_ten_clients_at_once_start_one_server(data: Path) -> None:
