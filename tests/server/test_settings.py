@@ -54,6 +54,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"network": {"names": {"a b": ["127.0.0.1"]}}}, "network.names"),
     ({"network": {"names": {"host.test": ["there"]}}}, "network.names"),
     ({"network": {"own_ports": [0]}}, "network.own_ports"),
+    ({"network": {"host_ports": [65536]}}, "network.host_ports"),
     ({"network": {"connections": 0}}, "network.connections"),
     ({"network": {"dns_rate": 0}}, "network.dns_rate"),
     ({"network": {"trusted": ["/no/such/file"]}}, "network.trusted"),
