@@ -272,6 +272,7 @@ def test_every_configuration_can_be_changed(cli: Program, box: str) -> None:
     assert cli("config", "idle-timeout", box, "none", "--json").json["idleTimeout"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["tcp", "unix"])
 def test_a_sandbox_with_an_idle_timeout_ends_when_nothing_uses_it(
     cli: Program, local: Program, name: str, over: str

@@ -203,6 +203,7 @@ with Lab(sys.argv[1]) as lab:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_doctor_is_right_where_no_control_groups_are_mounted(tmp_path: Path) -> None:
     """As in a container that was given none."""

@@ -211,6 +211,7 @@ def test_a_share_of_the_processor_is_not_exceeded(lab: Lab) -> None:
 # --- time ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @everywhere
 def test_a_deadline_ends_everything_with_nobody_connected(lab: Lab) -> None:
     other = Lab(lab.data_dir)

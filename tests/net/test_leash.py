@@ -140,6 +140,7 @@ def test_a_netd_that_floods_its_leash_or_drops_it_leaves_the_session_alone(lab: 
         until(lambda: open_files(pid) <= before)
 
 
+@pytest.mark.slow
 @everywhere
 def test_the_end_of_a_supervisor_ends_its_registration_without_a_server(lab: Lab) -> None:
     with network(lab) as net:

@@ -58,6 +58,7 @@ def _mounted(drive: str, mode: str = "read-write") -> dict[str, Any]:
     return {"/data": {"drive": drive, "mode": mode}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["process", "api"])
 def test_a_drive_holds_no_more_than_its_size(api: httpx.Client, how: str) -> None:
     """Like the disk of a session, it is watched: who writes more is stopped, and nothing is lost."""

@@ -137,6 +137,7 @@ def test_a_server_that_takes_long_to_start_is_not_called_one_that_did_not(data: 
     assert caught.value.hint is not None and "again" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_something_else_behind_the_socket_is_told_apart(data: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(data / "server.sock"))

@@ -53,6 +53,7 @@ def ended(box: Box) -> dict[str, Any]:
     return shown(box)
 
 
+@pytest.mark.slow
 def test_a_session_ends_when_nothing_uses_it_and_not_before(
     api: httpx.Client, server: ServerProcess, made: list[Box]
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_session_ends_when_nothing_uses_it_and_not_before(
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_session_that_ended_idle_is_resumed_with_its_files(server: ServerProcess) -> None:
     """Over the unix socket, as the user the server runs as."""
     with server.local() as local:

@@ -158,6 +158,7 @@ def test_what_is_not_on_a_terminal_cannot_be_attached_to(box: Box) -> None:
             assert (message["type"], message["kind"]) == ("exit", kind)
 
 
+@pytest.mark.slow
 def test_a_client_that_typed_for_nobody_hangs_up_too(box: Box) -> None:
     with open_terminal(box, "sh", "-c", "stty raw -echo; echo ready; exec sleep 1000") as socket:
         assert b"ready" in socket.recv(timeout=ENOUGH, decode=False)

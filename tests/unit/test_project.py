@@ -171,6 +171,7 @@ def test_litter(tmp_path):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_a_run_that_leaves_things_behind_fails_and_names_them(tmp_path: Path) -> None:
     (tmp_path / "test_litter.py").write_text(LITTER)

@@ -547,6 +547,7 @@ async def test_a_drive_of_another_size_is_refused(name: str) -> None:
     await sandkeep.delete_drive(name)
 
 
+@pytest.mark.slow
 async def test_an_idle_timeout_stops_a_session_as_stop_does(name: str) -> None:
     async with sandkeep.create_sandbox(name, idle_timeout=timedelta(seconds=5)) as box:
         assert box.idle_timeout == box.current_session.idle_timeout == timedelta(seconds=5)
@@ -606,6 +607,7 @@ async def test_a_sandbox_that_is_destroyed_on_stop_leaves_nothing(name: str) -> 
         pass
 
 
+@pytest.mark.slow
 async def test_a_lifetime_is_enforced_and_can_be_changed(name: str) -> None:
     box = await sandkeep.create_sandbox(name, delete_after=1)
     for _ in range(600):

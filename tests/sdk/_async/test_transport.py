@@ -143,6 +143,7 @@ async def test_connections_are_used_again() -> None:
         assert server.connections == 1
 
 
+@pytest.mark.slow
 async def test_a_log_that_keeps_breaking_off_is_an_error_in_the_end() -> None:
     shown = {
         "id": "cmd_1",
