@@ -37,8 +37,10 @@ class Screen:
         self._env = {**env, "TERM": "xterm-256color", "TMUX_TMPDIR": str(directory)}
         rc = directory / "bashrc"
         rc.write_text("PS1='here> '\n")
-        shell = shlex.join(["bash", "--noprofile", "--rcfile", str(rc)])
-        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", shell)
+        # As words and not as one line: tmux gives a line to the user's login shell, and with some
+        # shells the bash would be a child of that instead of the pane's own process.
+        shell = ["bash", "--noprofile", "--rcfile", str(rc)]
+        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", *shell)
         try:
             # Otherwise the screen is as small as the smallest client, and there is none.
             self._tmux("set-option", "-g", "window-size", "manual")
