@@ -36,7 +36,7 @@ async def sandboxes(lab: Lab) -> list[Row]:
         for count in steps[1:]:
             name = f"{what} beside {count:,} sandboxes"
             rows.append(row(name, measured[count][what], reference=(f"beside {steps[0]}", first)))
-    budget = Budget.at_most(6, ratio=False)
+    budget = Budget.at_most(4, ratio=False)
     rows.append(row(f"idle sandbox, {steps[-1]:,} running", [idle], unit=MEGABYTES, budget=budget))
     return rows
 

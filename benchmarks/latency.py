@@ -98,17 +98,11 @@ async def create(lab: Lab) -> list[Row]:
         samples = await repeat(lab.rounds(80, 10), step)
     created = samples[CREATE]
     return [
-        row(CREATE, created, reference=(ref.RUNC_TRUE, samples[ref.RUNC_TRUE]), budget=Budget.at_most(0.5)),
+        row(CREATE, created, reference=(ref.RUNC_TRUE, samples[ref.RUNC_TRUE]), budget=Budget.at_most(0.3)),
         row(CREATE, created, reference=(ref.BWRAP_TRUE, samples[ref.BWRAP_TRUE]), budget=Budget.at_most(3)),
         row(CREATE, created, reference=(HOST_CREATE, samples[HOST_CREATE])),
         row(UNPREPARED, samples[UNPREPARED], reference=(ref.RUNC_TRUE, samples[ref.RUNC_TRUE])),
-        row(
-            FIRST,
-            samples[FIRST],
-            reference=(ref.RUNC, samples[ref.RUNC]),
-            budget=Budget.at_most(0.625),
-            note="25 ms where runc run takes 40",
-        ),
+        row(FIRST, samples[FIRST], reference=(ref.RUNC, samples[ref.RUNC]), budget=Budget.at_most(0.45)),
     ]
 
 
@@ -147,8 +141,8 @@ async def run(lab: Lab) -> list[Row]:
         samples = await repeat(lab.rounds(200, 20), step, warm_up=10)
     bare = (ref.SUBPROCESS, samples[ref.SUBPROCESS])
     return [
-        row(RUN, samples[RUN], reference=bare, budget=Budget.at_most(4)),
+        row(RUN, samples[RUN], reference=bare, budget=Budget.at_most(2.5)),
         row(RUN, samples[RUN], reference=(HOST_RUN, samples[HOST_RUN])),
         row(RUN, samples[RUN], reference=(ref.RUNC_EXEC, samples[ref.RUNC_EXEC])),
-        row(BLOCKING, samples[BLOCKING], reference=bare, budget=Budget.at_most(4)),
+        row(BLOCKING, samples[BLOCKING], reference=bare, budget=Budget.at_most(2.5)),
     ]

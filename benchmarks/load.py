@@ -56,7 +56,7 @@ async def rates(lab: Lab) -> list[Row]:
             runs,
             unit=RATE,
             reference=(f"{ref.SUBPROCESS}, {CLIENTS} threads", bare),
-            budget=Budget.no_less(400, ratio=False),
+            budget=Budget.no_less(0.8),
             note="no error",
         ),
     ]
@@ -106,7 +106,7 @@ async def idle(lab: Lab) -> list[Row]:
             "idle sandbox",
             [(after - before) / count / 1e6],
             unit=MEGABYTES,
-            budget=Budget.at_most(6, ratio=False),
+            budget=Budget.at_most(4, ratio=False),
             note=f"{count} of them, share of all processes; {taken / count / 1e6:.1f} MB with the kernel's",
         )
     ]

@@ -66,6 +66,19 @@ class Commands:
                 with samples.of(name):
                     subprocess.run(self._commands[name], check=True, capture_output=True)
 
+    def time_at_once(self, samples: Samples, what: str, count: int) -> None:
+        """Start that many containers together and wait until all have ended. Do nothing without runc."""
+        if RUNC_TRUE not in self._commands:
+            return
+        command = self._commands[RUNC_TRUE][:-1]
+        with samples.of(what):
+            started = [
+                subprocess.Popen([*command, f"true-{number}"], stdout=subprocess.DEVNULL)
+                for number in range(count)
+            ]
+            statuses = [process.wait() for process in started]
+        assert not any(statuses), statuses
+
 
 def _bwrap(program: str, argv: tuple[str, ...]) -> list[str]:
     command = [program, "--unshare-all", "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]

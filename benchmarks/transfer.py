@@ -43,8 +43,8 @@ async def many_files(lab: Lab) -> list[Row]:
         samples = await repeat(lab.rounds(15, 5), step, warm_up=2)
     tar = (ref.TAR, samples[ref.TAR])
     return [
-        row("1,000 files up", samples["up"], reference=tar, budget=Budget.at_most(3)),
-        row("1,000 files down", samples["down"], reference=tar, budget=Budget.at_most(3)),
+        row("1,000 files up", samples["up"], reference=tar, budget=Budget.at_most(1.3)),
+        row("1,000 files down", samples["down"], reference=tar, budget=Budget.at_most(1.3)),
     ]
 
 
@@ -76,7 +76,7 @@ async def big_file(lab: Lab) -> list[Row]:
             _rates(BIG, samples[way]),
             unit=MEGABYTES_A_SECOND,
             reference=copied,
-            budget=Budget.no_less(0.4),
+            budget=Budget.no_less(0.8),
         )
         for way in ("up", "down")
     ]
@@ -105,7 +105,7 @@ async def output(lab: Lab) -> list[Row]:
             _rates(OUTPUT, samples["output"]),
             unit=MEGABYTES_A_SECOND,
             reference=("a pipe to subprocess.run", _rates(OUTPUT, samples["pipe"])),
-            budget=Budget.no_less(150, ratio=False),
+            budget=Budget.no_less(0.7),
         )
     ]
 
@@ -140,7 +140,7 @@ async def relay(lab: Lab) -> list[Row]:
             samples["relayed"],
             unit=MEGABYTES_A_SECOND,
             reference=(ref.LOOPBACK, samples["bare"]),
-            budget=Budget.no_less(0.5),
+            budget=Budget.no_less(0.6),
         )
     ]
 
