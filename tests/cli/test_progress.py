@@ -18,6 +18,7 @@ from tests.cli.relay import slow
 from tests.host.rootfs_runner import OciImage
 from tests.host.test_images_registry import running_registry
 from tests.server.server_process import ServerProcess
+from tests.server.test_images import runnable
 
 ERASED = b"\r\033[K"
 
@@ -84,6 +85,22 @@ def test_a_pull_shows_how_far_it_is(local: Program, name: str, tmp_path: Path) -
             reference = f"127.0.0.1:{near}/{name}:1"
             shown = local.on_terminal("images", "pull", "--insecure", reference)
     assert drawn(shown, "Pulling 127.0.0.1") and "━".encode() in shown
+    local("images", "rm", reference)
+
+
+def test_a_missing_image_is_pulled_when_a_sandbox_is_created(
+    local: Program, name: str, tmp_path: Path
+) -> None:
+    with running_registry(str(tmp_path / "registry"), password=False) as registry:
+        reference = f"{registry.address}/{name}:1"
+        registry.push(name, "1", runnable(**{"etc/mark": b"first"}))
+        shown = ("run", "--image", reference, "--", "cat", "/etc/mark")
+        local.fails("run", "--pull", "never", *shown[1:], status=125)
+        assert local(*shown).out == b"first"
+        registry.push(name, "1", runnable(**{"etc/mark": b"second"}))
+        assert local(*shown).out == b"first"
+        assert local("run", "--pull", "always", *shown[1:]).out == b"second"
+    assert local(*shown).out == b"second"
     local("images", "rm", reference)
 
 

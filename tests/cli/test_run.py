@@ -137,7 +137,7 @@ def test_run_fails_like_exec_and_still_leaves_nothing(cli: Program) -> None:
     before = names(cli)
     cli.fails("run", "--", "no-such-program", status=127)
     assert "sandkeep images pull no-such-image" in cli.fails(
-        "run", "--image", "no-such-image", "true", status=125
+        "run", "--pull", "never", "--image", "no-such-image", "true", status=125
     )
     assert names(cli) == before
 

@@ -264,6 +264,31 @@ def test_private_sources_open_the_inside_but_not_the_server_itself(able: None) -
     assert "cannot be reached" in error["message"]
 
 
+def test_callers_that_want_the_same_image_share_one_pull(able: None) -> None:
+    image = OciImage().add(tar_of(BASE))
+    gate = threading.Event()
+    asked: list[str] = []
+
+    def handle(request: http.server.BaseHTTPRequestHandler) -> None:
+        asked.append(request.path)
+        assert gate.wait(60)
+        answer(request, 200, blob_of(image, request.path) or b"")
+
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(http_server(handle, "127.0.0.1"))
+        server = stack.enter_context(running_server())
+        client = stack.enter_context(server.local())
+        body = {"reference": f"{address}/app"}
+        pulls = [
+            stack.enter_context(client.stream("POST", "/v1/images/pull", params=scoped(), json=body))
+            for _ in range(6)  # more than run at the same time
+        ]
+        gate.set()
+        ended = [list(pull.iter_lines())[-1] for pull in pulls]
+    assert len({json.loads(line)["image"]["id"] for line in ended}) == 1
+    assert len(asked) == 3, asked  # manifest, configuration, layer
+
+
 def test_the_operators_login_is_for_the_local_user_only(world: World) -> None:
     with world.net.outside():
         world.closed.push("private", "1", OciImage().add(tar_of({**BASE, "secret": b"operator's"})))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
 import click
 
 from sandkeep.cli.framework import absent, each_once, option, options
+from sandkeep.cli.output import size
 from sandkeep.cli.values import (
     CPUS,
     DURATION,
@@ -26,6 +27,7 @@ from sandkeep.policy import NetworkPolicy
 from sandkeep.spec import MAX_RETAINED, OPTIONS, HostPort, Resources, SnapshotRetention, SnapshotSource
 
 if TYPE_CHECKING:
+    from sandkeep.sdk.images import Pulled, PullPolicy
     from sandkeep.sync import Configuration, NewConfiguration
 
 SANDBOX, NETWORK, SNAPSHOTS, ACCEPTED, COMMAND = (
@@ -363,6 +365,13 @@ _origin = options(
         help="Image to start from: 'host', an OCI reference, or the name of an imported image.",
     ),
     option(
+        "--pull",
+        type=click.Choice(["missing", "always", "never"]),
+        default="missing",
+        section=SANDBOX,
+        help="When to fetch the image from its registry [default: missing]",
+    ),
+    option(
         "--runtime",
         metavar="NAME",
         section=SANDBOX,
@@ -471,6 +480,27 @@ def policy(values: Mapping[str, Any]) -> NetworkPolicy | None:
     if mode is None:
         return None
     return NetworkPolicy.deny_all() if mode == "deny-all" else NetworkPolicy.allow_all()
+
+
+class Pulling(TypedDict):
+    """Arguments of a creation about its image."""
+
+    pull: PullPolicy
+    on_pull: Callable[[Pulled], object]
+
+
+def pulling(values: Mapping[str, Any]) -> Pulling:
+    """Return when to fetch the image of a new sandbox, and what shows how far that is."""
+    parts: dict[str, tuple[int, int]] = {}
+
+    def log(at: Pulled) -> None:
+        import logging
+
+        parts[at.part] = (at.done, at.total)
+        done, total = (size(sum(each)) for each in zip(*parts.values(), strict=True))
+        logging.getLogger("sandkeep").info("pulling %s, %s of %s", values.get("image"), done, total)
+
+    return {"pull": values.get("pull") or "missing", "on_pull": log}
 
 
 def configuration(values: Mapping[str, Any]) -> NewConfiguration:

@@ -39,11 +39,24 @@ class Wanted:
     """Whether it is for every project of the machine."""
 
 
+class _Flight:
+    """One pull that any number of callers wait for."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Progress] = []
+        self.task: asyncio.Task[Image] | None = None
+
+    def report(self, what: str, done: int, total: int) -> None:
+        for listener in tuple(self.listeners):
+            listener(what, done, total)
+
+
 class Images:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._everybodys = asyncio.Semaphore(_PULLS)
+        self._flights: dict[tuple[str, Wanted], _Flight] = {}
 
     def check(self, wanted: Wanted) -> None:
         """Refuse a request that the caller may not make."""
@@ -63,18 +76,43 @@ class Images:
     async def pull(self, project: str, wanted: Wanted, *, progress: Progress | None = None) -> Image:
         """Fetch an image, by the rules for the caller that wants it.
 
+        Callers that want the same at the same time wait for one pull, and each of them sees its progress.
         Only a few run at a time, so that pulls take neither all of the worker nor all of the disk at once. A
-        caller that is cancelled leaves the queue; a pull that has begun continues, and keeps its slot until
-        it is done.
+        pull whose last caller is cancelled leaves the queue; one that has begun continues, and keeps its slot
+        until it is done.
         """
         self.check(wanted)
-        turn = self._turns.setdefault(project, asyncio.Semaphore(_PULLS_OF_PROJECT))
-        async with contextlib.AsyncExitStack() as places:
-            await places.enter_async_context(turn)
-            await places.enter_async_context(self._everybodys)
-            kept = places.pop_all()
-        work = self._pull(project, wanted, progress, ACTOR.get(), kept)
-        return await asyncio.shield(self._context.spawn(work, f"pull {wanted.reference}"))
+        key = (project, wanted)
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight()
+            flight.task = asyncio.create_task(
+                self._queued(key, flight, ACTOR.get()), name=f"pull {wanted.reference}"
+            )
+        listener = progress or _unheard
+        flight.listeners.append(listener)
+        assert flight.task is not None
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.listeners.remove(listener)
+            if not flight.listeners and not flight.task.done():
+                self._flights.pop(key, None)  # a later caller does not join a pull that is being given up
+                flight.task.cancel()
+
+    async def _queued(self, key: tuple[str, Wanted], flight: _Flight, actor: str | None) -> Image:
+        project, wanted = key
+        try:
+            turn = self._turns.setdefault(project, asyncio.Semaphore(_PULLS_OF_PROJECT))
+            async with contextlib.AsyncExitStack() as places:
+                await places.enter_async_context(turn)
+                await places.enter_async_context(self._everybodys)
+                kept = places.pop_all()
+            work = self._pull(project, wanted, flight.report, actor, kept)
+            return await asyncio.shield(self._context.spawn(work, f"pull {wanted.reference}"))
+        finally:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
 
     async def _pull(
         self,
@@ -165,3 +203,7 @@ class Images:
             insecure_hosts=tuple(settings.insecure_registries),
             operator=False,
         )
+
+
+def _unheard(what: str, done: int, total: int) -> None:
+    """Take the progress of a pull that its caller does not want to hear of."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sandkeep.dataclass import dataclass
 
 if TYPE_CHECKING:
     from sandkeep.wire.images import ImageObject, PullProgress
+
+PullPolicy = Literal["missing", "always", "never"]
+"""When the image of a new sandbox is fetched from its registry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ def create(app: App, name: str | None, connect: bool, silent: bool, **values: An
     Prints its name and the URLs of its ports.
     """
     with app.starting(f"Creating {name or 'a sandbox'}"):
-        box = app.client.create_sandbox(name, **options.configuration(values))
+        box = app.client.create_sandbox(name, **options.pulling(values), **options.configuration(values))
     _made(app, box, silent=silent, connect=connect)
 
 

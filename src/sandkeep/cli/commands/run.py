@@ -108,15 +108,16 @@ def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bo
     """Open a sandbox by name, or a new one; at the end remove it, stop it, or leave it as it is."""
     # Variables are for the command only and are not stored with the sandbox.
     wanted = options.configuration({**values, "env": ()})
+    pulling = options.pulling(values)
     with interrupts.raised(*interrupts.ENDING):
         if name is not None:
-            box = _found_or_made(app, name, wanted)
+            box = _found_or_made(app, name, wanted, pulling)
         elif throw_away:
             wanted["persistent"] = False
-            box = _short_lived(app, wanted)
+            box = _short_lived(app, wanted, pulling)
         else:
             with app.starting("Starting a sandbox"):
-                box = app.client.create_sandbox(None, **wanted)
+                box = app.client.create_sandbox(None, **pulling, **wanted)
             if not values["silent"]:
                 app.note(f"sandbox {box.name}")
         try:
@@ -131,17 +132,17 @@ def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bo
                     box.stop()
 
 
-def _found_or_made(app: App, name: str, wanted: NewConfiguration) -> Sandbox:
+def _found_or_made(app: App, name: str, wanted: NewConfiguration, pulling: options.Pulling) -> Sandbox:
     with app.starting(f"Starting {name}"):
-        return app.client.get_or_create_sandbox(name, **wanted)
+        return app.client.get_or_create_sandbox(name, **pulling, **wanted)
 
 
-def _short_lived(app: App, wanted: NewConfiguration) -> Sandbox:
+def _short_lived(app: App, wanted: NewConfiguration, pulling: options.Pulling) -> Sandbox:
     """Create a sandbox under a generated name, to find it by if an interrupt comes during its creation."""
     name = f"run-{os.urandom(6).hex()}"
     try:
         with app.starting("Starting a sandbox"):
-            return app.client.create_sandbox(name, **wanted)
+            return app.client.create_sandbox(name, **pulling, **wanted)
     except BaseException:
         if interrupts.came():
             _forget(app, name)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Unpack, overload
+from typing import Any, Unpack, get_args, overload
 
 from sandkeep.checks import RESERVED_NAMES, duration, refuse
 from sandkeep.errors import ConfigurationDiffers, NameTaken, NotFound, SnapshotGone
@@ -22,6 +22,7 @@ from sandkeep.sdk._async.secrets import Secrets
 from sandkeep.sdk._async.transport import Transport, decode, new_key, segment
 from sandkeep.sdk._compat_async import OwnWith, Pending
 from sandkeep.sdk.events import Event
+from sandkeep.sdk.images import Pulled, PullPolicy
 from sandkeep.sdk.queries import (
     DriveQuery,
     DriveQueryByCreated,
@@ -127,6 +128,8 @@ class Client(OwnWith):
         destroy: bool = True,
         on_resume: Hook | None = None,
         auto_resume: bool | None = None,
+        pull: PullPolicy = "missing",
+        on_pull: Callable[[Pulled], object] | None = None,
         **configuration: Unpack[NewConfiguration],
     ) -> Pending[Sandbox]:
         """Create a sandbox and start its first session.
@@ -136,6 +139,9 @@ class Client(OwnWith):
             destroy: whether leaving ``async with`` destroys the sandbox and its snapshots, or only stops it.
             on_resume: called with the handle after each later session that it starts.
             auto_resume: whether operations start a session when this one has ended; see :class:`Client`.
+            pull: when to fetch ``image`` from its registry: ``missing``, if the project does not have it;
+                ``always``, so that a tag means what it means there now; ``never``.
+            on_pull: called from time to time with the progress of each part of that image.
             configuration: see :class:`~sandkeep.NewConfiguration`.
 
         Returns:
@@ -153,7 +159,9 @@ class Client(OwnWith):
         chosen = self._chosen(auto_resume)
 
         async def start() -> Sandbox:
-            return await self._create(body, destroy=destroy, on_resume=on_resume, auto_resume=chosen)
+            return await self._create_pulling(
+                body, pull, on_pull, destroy=destroy, on_resume=on_resume, auto_resume=chosen
+            )
 
         return Pending(start)
 
@@ -294,6 +302,8 @@ class Client(OwnWith):
         on_create: Hook | None = None,
         on_resume: Hook | None = None,
         auto_resume: bool | None = None,
+        pull: PullPolicy = "missing",
+        on_pull: Callable[[Pulled], object] | None = None,
         **configuration: Unpack[NewConfiguration],
     ) -> Pending[Sandbox]:
         """Return a sandbox with a running session: resumed, or created if it does not exist.
@@ -308,6 +318,8 @@ class Client(OwnWith):
                 an existing sandbox. If a hook raises during this call, the session that was started is
                 stopped.
             auto_resume: whether operations start a session when this one has ended; see :class:`Client`.
+            pull: when to fetch the image of a new sandbox; see :meth:`create_sandbox`.
+            on_pull: called with the progress of that; see :meth:`create_sandbox`.
             configuration: options of a new sandbox, see :class:`~sandkeep.NewConfiguration`. An existing
                 sandbox is not changed: it must have the options given here, and may have anything for the
                 others.
@@ -323,7 +335,7 @@ class Client(OwnWith):
         chosen = self._chosen(auto_resume)
 
         async def start() -> Sandbox:
-            return await self._get_or_create(name, body, on_create, on_resume, chosen)
+            return await self._get_or_create(name, body, on_create, on_resume, chosen, pull, on_pull)
 
         return Pending(start)
 
@@ -545,6 +557,29 @@ class Client(OwnWith):
         """Return what a new handle does: as its caller says, else as the client's."""
         return self._auto_resume if auto_resume is None else checked_auto_resume(auto_resume)
 
+    async def _create_pulling(
+        self,
+        body: dict[str, Any],
+        pull: PullPolicy,
+        on_pull: Callable[[Pulled], object] | None,
+        *,
+        destroy: bool,
+        on_resume: Hook | None,
+        auto_resume: bool | None,
+    ) -> Sandbox:
+        """Create a sandbox; fetch its image before, or if the server does not have it."""
+        if pull not in get_args(PullPolicy):
+            refuse("pull", f"must be one of {', '.join(get_args(PullPolicy))}, not {pull!r}")
+        image = body.get("image")
+        if pull != "always" or image in (None, "host"):
+            try:
+                return await self._create(body, destroy=destroy, on_resume=on_resume, auto_resume=auto_resume)
+            except NotFound as error:
+                if pull == "never" or image is None or error.details.get("image") != image:
+                    raise
+        await self.images.pull(str(image), progress=on_pull)
+        return await self._create(body, destroy=destroy, on_resume=on_resume, auto_resume=auto_resume)
+
     async def _create(
         self, body: dict[str, Any], *, destroy: bool, on_resume: Hook | None, auto_resume: bool | None
     ) -> Sandbox:
@@ -593,6 +628,8 @@ class Client(OwnWith):
         on_create: Hook | None,
         on_resume: Hook | None,
         auto_resume: bool | None,
+        pull: PullPolicy,
+        on_pull: Callable[[Pulled], object] | None,
     ) -> Sandbox:
         attempt = 0
         while True:
@@ -607,7 +644,9 @@ class Client(OwnWith):
                 except NotFound:
                     pass
             try:
-                box = await self._create(body, destroy=False, on_resume=on_resume, auto_resume=auto_resume)
+                box = await self._create_pulling(
+                    body, pull, on_pull, destroy=False, on_resume=on_resume, auto_resume=auto_resume
+                )
             except NameTaken:
                 if attempt == _ATTEMPTS:
                     raise
