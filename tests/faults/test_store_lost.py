@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
 import shutil
@@ -303,10 +304,9 @@ def layers(data_dir: str) -> list[str]:
     return [name for name in os.listdir(f"{data_dir}/layers") if not name.startswith(".")]
 
 
-@pytest.mark.root
 def _take_back(path: str, *, version: int) -> None:
     """Give a store the schema it had: what later steps added goes."""
-    then = SqliteDatabase(":memory:")
+    then = SqliteDatabase(f"{path}-then")
     migrate(then, now_ms=1, steps=STEPS[:version])
     listed = "SELECT type, name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'"
     had = set(then.all(listed))
@@ -316,6 +316,8 @@ def _take_back(path: str, *, version: int) -> None:
         if kind == "table"
     }
     then.close()
+    for each in glob.glob(f"{path}-then*"):
+        os.unlink(each)
     with closing(sqlite3.connect(path)) as store:
         for kind, name in set(store.execute(listed)) - had:
             store.execute(f"DROP {kind} IF EXISTS {name}")
