@@ -192,7 +192,7 @@ def test_an_end_that_failed_half_way_is_finished_by_whoever_comes_next(
         assert lab.engine.sandboxes.get(lab.project, "box").session.status == "snapshotting"
         with pytest.raises(TransportError):
             lab.do(lab.engine.sandboxes.resume(lab.project, "box"))
-        lab.do(lab.engine.sessions.settle())
+        lab.do(lab.engine.sessions.reconcile_unfinished())
         assert ("reconcile failed", "the worker died") in [(note, f.get("error")) for note, f in lab.log]
 
         monkeypatch.undo()

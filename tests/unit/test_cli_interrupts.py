@@ -37,8 +37,8 @@ def test_what_came_to_nothing_is_raised_again(
         callback = Callback(lambda: os.kill(os.getpid(), number))
         del callback
         assert len(forgotten) == 1
-        interrupts.look()
-    assert interrupts.taken() == []
+        interrupts.raise_pending()
+    assert interrupts.take_pending() == []
 
 
 def test_an_error_that_was_made_of_it_is_not_told() -> None:
@@ -64,6 +64,6 @@ def test_what_we_were_started_to_ignore_stays_ignored() -> None:
     try:
         with interrupts.raised(*interrupts.ENDING):
             os.kill(os.getpid(), signal.SIGHUP)
-            interrupts.look()
+            interrupts.raise_pending()
     finally:
         signal.signal(signal.SIGHUP, before)

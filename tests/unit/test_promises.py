@@ -125,4 +125,4 @@ def test_the_pages_say_what_an_idle_timeout_counts_from() -> None:
 def test_a_session_goes_on_when_its_directory_cannot_be_looked_at(tmp_path: Path) -> None:
     """The supervisor used to die when the directory was deleted, and the session with it."""
     watch = limits.DiskWatch(str(tmp_path / "deleted"), limit=1, drives={})
-    assert watch.look() is None and watch.interval == limits.RELAXED
+    assert watch.check() is None and watch.interval == limits.RELAXED

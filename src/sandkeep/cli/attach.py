@@ -116,7 +116,7 @@ class _Attachment:
         try:
             with _signals(self._wake), _raw(0) as sane:
                 reader.start()
-                self._type()
+                self._forward_input()
                 reader.join()
                 code = self._terminal.returncode
                 if self._failure is None and code is not None:
@@ -142,7 +142,7 @@ class _Attachment:
             if self._wake >= 0:
                 os.write(self._wake, b"\0")
 
-    def _type(self) -> None:
+    def _forward_input(self) -> None:
         """Send typed keys until the program has ended."""
         sources = [0, self._woken]
         while not self._over.is_set():

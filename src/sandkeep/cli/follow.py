@@ -125,7 +125,7 @@ def _signals_passed_on(process: Process) -> Iterator[None]:
 
     try:
         with interrupts.handled(handle, interrupts.ENDING):
-            for number in interrupts.taken():
+            for number in interrupts.take_pending():
                 sender.put(number)
             yield
     finally:

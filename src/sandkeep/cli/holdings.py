@@ -31,21 +31,20 @@ def holdings(directory: str, *, seconds: float) -> dict[str, Any]:
     }
 
 
-def told(found: dict[str, Any]) -> str:
+def summary(counts: dict[str, Any]) -> str:
     """``2 sandboxes (1 running), 3 snapshots, no drives, 1 image, 1.2 GiB``."""
-    if found["sandboxes"] is None:
+    if counts["sandboxes"] is None:
         kept = "sandboxes, snapshots and drives that cannot be counted"
     else:
-        running = f" ({found['runningSandboxes']} running)" if found["runningSandboxes"] else ""
-        sandboxes = many(found["sandboxes"], "sandbox", "es")
-        kept = (
-            f"{sandboxes}{running}, {many(found['snapshots'], 'snapshot')}, {many(found['drives'], 'drive')}"
-        )
-    more = "" if found["complete"] else "more than "
-    return f"{kept}, {many(found['images'], 'image')}, {more}{size(found['bytes'])}"
+        running = f" ({counts['runningSandboxes']} running)" if counts["runningSandboxes"] else ""
+        sandboxes = plural(counts["sandboxes"], "sandbox", "es")
+        snapshots, drives = plural(counts["snapshots"], "snapshot"), plural(counts["drives"], "drive")
+        kept = f"{sandboxes}{running}, {snapshots}, {drives}"
+    more = "" if counts["complete"] else "more than "
+    return f"{kept}, {plural(counts['images'], 'image')}, {more}{size(counts['bytes'])}"
 
 
-def many(number: int, noun: str, ending: str = "s") -> str:
+def plural(number: int, noun: str, ending: str = "s") -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else ending}"
 
 

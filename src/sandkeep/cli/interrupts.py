@@ -16,7 +16,7 @@ from typing import Final
 from sandkeep.cli.exit_status import Ended
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_came: list[int] = []
+_pending: list[int] = []
 
 
 @contextmanager
@@ -24,17 +24,17 @@ def raised(*numbers: int) -> Iterator[None]:
     """Raise an exception for these signals while the block runs."""
 
     def end(number: int, frame: object) -> None:
-        _came.append(number)
-        look()
+        _pending.append(number)
+        raise_pending()
 
     with handled(end, numbers):
         try:
             yield
         except Exception:
-            look()
+            raise_pending()
             raise
         finally:
-            _came.clear()
+            _pending.clear()
 
 
 @contextmanager
@@ -51,21 +51,21 @@ def handled(handler: Callable[[int, object], None], numbers: Iterable[int]) -> I
             signal.signal(number, previous)
 
 
-def came() -> bool:
+def pending() -> bool:
     """Whether a signal has arrived, even if its exception got lost."""
-    return bool(_came)
+    return bool(_pending)
 
 
-def look() -> None:
+def raise_pending() -> None:
     """Raise the exception of a recorded signal again, if there is one."""
-    if signal.SIGINT in _came:
+    if signal.SIGINT in _pending:
         raise KeyboardInterrupt
-    if _came:
-        raise Ended(128 + _came[-1])
+    if _pending:
+        raise Ended(128 + _pending[-1])
 
 
-def taken() -> list[int]:
+def take_pending() -> list[int]:
     """Return the recorded signals and clear the record."""
-    found = _came.copy()
-    _came.clear()
+    found = _pending.copy()
+    _pending.clear()
     return found

@@ -26,11 +26,11 @@ Check = Callable[[Any], str | None]
 
 def problems(settings: Settings) -> list[str]:
     """Return what is unusable, each text beginning with the name of its setting."""
-    found = _look(settings, _SETTINGS)
-    return found + [f"network.{each}" for each in _look(settings.network, _NETWORK)]
+    found = _problems_of(settings, _SETTINGS)
+    return found + [f"network.{each}" for each in _problems_of(settings.network, _NETWORK)]
 
 
-def _look(settings: Settings | NetworkSettings, checks: Mapping[str, Check]) -> list[str]:
+def _problems_of(settings: Settings | NetworkSettings, checks: Mapping[str, Check]) -> list[str]:
     found = []
     for name, check in checks.items():
         problem = check(getattr(settings, name))

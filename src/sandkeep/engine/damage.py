@@ -33,7 +33,7 @@ class DamagedLayers:
         self._store = context.store
         self._layers: dict[str, Damaged] = {}
         """For each unusable layer, the damaged one that is the cause, which may be far below."""
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def of(self, sandbox: Sandbox) -> Damaged | None:
         """Return what prevents a sandbox from being resumed, as far as it is known."""
@@ -47,7 +47,7 @@ class DamagedLayers:
 
     # --- putting back ------------------------------------------------------------------------------------
 
-    async def mend(self) -> list[str]:
+    async def restore_records(self) -> list[str]:
         """Restore the small records that the store knows; return what was restored, as text for people."""
         done = []
         specs = [self._spec(row) for row in self._started()]
@@ -55,7 +55,7 @@ class DamagedLayers:
             done.append(f"the specification of session {session_id}")
         examined = await self._context.storage.examine_layers()
         for layer in examined.damaged:
-            if layer not in examined.parents and await self._mend_layer(layer):
+            if layer not in examined.parents and await self._restore_record(layer):
                 done.append(f"the record of layer {layer}")
         for what in done:
             self._context.log("repaired", what=what)
@@ -76,7 +76,7 @@ class DamagedLayers:
             drive_layer_ids=tuple(sorted({drive.layer for drive in drives if drive and drive.layer})),
         )
 
-    async def _mend_layer(self, layer: str) -> bool:
+    async def _restore_record(self, layer: str) -> bool:
         rows = self._store.snapshots.of_layer_everywhere(layer)
         if not rows:
             return False
@@ -95,23 +95,23 @@ class DamagedLayers:
         except LayerError:
             return False
 
-    # --- looking -----------------------------------------------------------------------------------------
+    # --- finding -----------------------------------------------------------------------------------------
 
-    async def look(self) -> None:
+    async def find_damage(self) -> None:
         """Find again which layers cannot be used, and record it for the sandboxes that need them."""
         self._layers = broken(await self._context.storage.examine_layers(), self._needed())
         for snapshot in self._store.snapshots.live_everywhere() if self._layers else ():
             found = self._layers.get(snapshot.layer)
             if found is not None:
-                self._tell(snapshot, found)
+                self._report(snapshot, found)
 
     def _needed(self) -> set[str]:
         return self._store.layers_in_use()
 
-    def _tell(self, snapshot: Snapshot, found: Damaged) -> None:
-        if (snapshot.id, found.why) in self._told:
+    def _report(self, snapshot: Snapshot, found: Damaged) -> None:
+        if (snapshot.id, found.why) in self._reported:
             return
-        self._told.add((snapshot.id, found.why))
+        self._reported.add((snapshot.id, found.why))
         box = None
         if snapshot.sandbox is not None:
             box = self._store.sandboxes.find_by_id(snapshot.project, snapshot.sandbox)
@@ -130,7 +130,7 @@ class DamagedLayers:
     async def notice(self, error: SandkeepError) -> None:
         """Check again when an operation met damage that was not known."""
         if isinstance(error, LayerError) and error.details.get("layer") not in self._layers:
-            await self._context.alone("look for damage", self.look())
+            await self._context.alone("look for damage", self.find_damage())
 
 
 def broken(examined: Examined, needed: set[str]) -> dict[str, Damaged]:

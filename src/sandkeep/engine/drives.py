@@ -158,7 +158,7 @@ def _layer(session: Session, index: int) -> str:
     return f"lay_{session.id[4:]}d{index}"
 
 
-async def let_go(context: Context, session: Session) -> None:
+async def release_snapshots(context: Context, session: Session) -> None:
     """Release the snapshots that a failed session held; its end releases the drives it would have written."""
     if any(how.mode != "read-write" for how in session.mounts.values()):
         await context.storage.release_holder(session.id)

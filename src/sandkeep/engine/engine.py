@@ -168,7 +168,7 @@ class Engine:
     async def _reconcile(self) -> None:
         """Match the files on disk with the rows of the store. Anything damaged is left for `repair`."""
         await self._context.alone("recover", self.storage.recover_layers())
-        await self._context.alone("mend", self.damage.mend())
+        await self._context.alone("restore records", self.damage.restore_records())
         await self.sessions.reconcile()
         await self.batches.finish()
         await self.sandboxes.finish_removals()
@@ -180,4 +180,4 @@ class Engine:
         await self._context.alone("remove output", self.garbage.remove_observed())
         await self._context.alone("sweep sources", asyncio.to_thread(fetching.sweep, self._context.data_dir))
         await self._context.alone("sweep images", self.storage.sweep_images())
-        await self._context.alone("look for damage", self.damage.look())
+        await self._context.alone("look for damage", self.damage.find_damage())

@@ -25,7 +25,7 @@ from sandkeep.net import confine
 from sandkeep.net import git as git_program
 
 FETCH_SECONDS: Final = 300
-_LOOK_SECONDS: Final = 0.25
+_CHECK_SECONDS: Final = 0.25
 _BLOCK: Final = 4096
 """The least bytes that a file or directory counts as."""
 _CONFIGURATION: Final = (
@@ -137,9 +137,9 @@ class Fetch:
         talking = asyncio.create_task(process.communicate(json.dumps(request).encode()), name="git")
         try:
             async with asyncio.timeout(FETCH_SECONDS):
-                while not (await asyncio.wait((talking,), timeout=_LOOK_SECONDS))[0]:
-                    await self._look()
-            await self._look()
+                while not (await asyncio.wait((talking,), timeout=_CHECK_SECONDS))[0]:
+                    await self._check_size()
+            await self._check_size()
         except TimeoutError:
             raise too_slow(FETCH_SECONDS) from None
         finally:
@@ -150,7 +150,7 @@ class Fetch:
             await asyncio.shield(talking)
         self._judge(process.returncode or 0, talking.result()[1].decode(errors="replace").strip())
 
-    async def _look(self) -> None:
+    async def _check_size(self) -> None:
         size = await asyncio.get_running_loop().run_in_executor(None, _size, self._scratch, self._most)
         if size > self._most:
             raise too_large(self._most)

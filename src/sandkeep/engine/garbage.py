@@ -35,9 +35,9 @@ async def collect(context: Context) -> None:
             hint="sandkeep repair",
         )
     for layer in swept.set_aside:
-        _say(context, "layer.set-aside", layer=layer, kept_ms=keep)
+        _log(context, "layer.set-aside", layer=layer, kept_ms=keep)
     for layer in swept.expired:
-        _say(context, "layer.deleted", layer=layer, why="nobody knew it")
+        _log(context, "layer.deleted", layer=layer, why="nobody knew it")
 
 
 def collect_soon(context: Context) -> None:
@@ -54,7 +54,7 @@ async def _collect_once(context: Context) -> None:
         await collect(context)
 
 
-def _say(context: Context, kind: str, **facts: Any) -> None:
+def _log(context: Context, kind: str, **facts: Any) -> None:
     """Record an event about something without a project, in the project of callers without a token."""
     context.log(kind, **facts)
     local = context.store.projects.find(team="local", name="default")
@@ -94,7 +94,7 @@ class Garbage:
         keep = self._context.settings.set_aside_ms
         doubted = await self._context.storage.doubt_hold(layer, holder, keep_ms=keep)
         if doubted.first:
-            _say(self._context, "layer.set-aside", layer=layer, holder=holder, kept_ms=keep)
+            _log(self._context, "layer.set-aside", layer=layer, holder=holder, kept_ms=keep)
 
     def _is_over(self, holder: str) -> bool:
         """Return whether the store has recorded that this holder needs nothing."""
@@ -127,7 +127,7 @@ class Garbage:
         expired = self._expired(since_ms, "session.set-aside", session_id=ref.session)
         if expired and not (await self._context.driver.state(ref)).running:
             await self._context.remove_session(ref.session)
-            _say(self._context, "session.deleted", session_id=ref.session, why="the store does not know it")
+            _log(self._context, "session.deleted", session_id=ref.session, why="the store does not know it")
 
     async def remove_observed(self) -> None:
         """Delete the output of processes that ran elsewhere, if their sandbox is destroyed."""
@@ -152,7 +152,7 @@ class Garbage:
         """
         keep = self._context.settings.set_aside_ms
         if since_ms is None:
-            _say(self._context, kind, kept_ms=keep, **facts)
+            _log(self._context, kind, kept_ms=keep, **facts)
             return False
         return self._context.expiry_ms() - since_ms >= keep
 

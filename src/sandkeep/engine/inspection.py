@@ -27,7 +27,7 @@ class Problem:
 def inspect(data_dir: str) -> list[Problem]:
     """Return everything that is wrong with a data directory; nothing if it does not exist."""
     path = os.path.join(data_dir, identity.STORE)
-    found = identity.look(data_dir)
+    found = identity.count_contents(data_dir)
     if not os.path.exists(path):
         return [_store(f"{path} is missing, and there are {found}")] if any(found) else []
     try:
@@ -42,7 +42,7 @@ def inspect(data_dir: str) -> list[Problem]:
         return [_store(f"{path}: {error}")]
 
 
-def _read(connection: sqlite3.Connection, data_dir: str, found: identity.Found) -> list[Problem]:
+def _read(connection: sqlite3.Connection, data_dir: str, found: identity.Contents) -> list[Problem]:
     [(state,), *_] = connection.execute("PRAGMA quick_check(1)").fetchall()
     if state != "ok":
         return [_store(str(state))]

@@ -402,7 +402,7 @@ class Processes:
         self._news.pop(process, None)
         return False
 
-    def _tell(self, process: str) -> None:
+    def _wake_readers(self, process: str) -> None:
         news = self._news.pop(process, None)
         if news is not None:
             news.set()
@@ -443,7 +443,7 @@ class Processes:
             raise InvalidRequest("stream is stdout or stderr", field="stream")
         writer = self._writer(found)
         writer.append(streams[stream], data)
-        self._tell(process)
+        self._wake_readers(process)
         return writer.offset
 
     def finish(
@@ -455,7 +455,7 @@ class Processes:
         writer.end()
         writer.close()
         del self._observed[process]
-        self._tell(process)
+        self._wake_readers(process)
         status = ProcessStatus.EXITED if exit_code is not None else ProcessStatus.FAILED
         return self._store.processes.finish(
             found,

@@ -47,8 +47,8 @@ class Repairs:
         """
         only = None if name is None else self._store.sandboxes.get(project, name).id
         report = RepairReport()
-        report.done += await self._context.damage.mend()
-        await self._context.damage.look()
+        report.done += await self._context.damage.restore_records()
+        await self._context.damage.find_damage()
         for sandbox in self._sandboxes(project):
             if only in (None, sandbox.id):
                 await self._one(sandbox, report, use_older=use_older, drop=drop)

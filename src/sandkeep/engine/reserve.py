@@ -58,7 +58,7 @@ class Reserve:
         """Free one part, or more if other programs take it at once; return False when none was left."""
         given = False
         while not given or self.scarce():
-            if not self._give_a_part():
+            if not self._free_a_part():
                 break
             given = True
         return given
@@ -82,14 +82,14 @@ class Reserve:
         disk = os.statvfs(self._data_dir)
         return min(BYTES, disk.f_blocks * disk.f_frsize // _SHARE) // PARTS
 
-    def _give_a_part(self) -> bool:
+    def _free_a_part(self) -> bool:
         try:
             names = os.listdir(self._directory)
         except FileNotFoundError:
             return False
         for part in range(PARTS):
             if sum(self._remove(name) for name in names if name.startswith(_prefix(part))):
-                self._settle()
+                self._commit_deletions()
                 return True
         return False
 
@@ -131,7 +131,7 @@ class Reserve:
         path = os.path.join(self._directory, name)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def _settle(self) -> None:
+    def _commit_deletions(self) -> None:
         """Sync, because copy-on-write filesystems free deleted blocks only with their next commit."""
         fd = os.open(self._data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -546,7 +546,7 @@ class Sandboxes:
         self._present(project, name)
         async with self._context.lock(project, name):
             sandbox = self._present(project, name)
-            if session is not None and not self._had(sandbox, session):
+            if session is not None and not self._owned(sandbox, session):
                 raise NotFound(f"no sandbox named {name} with session {session}", kind="sandbox", name=name)
             current = self._current_session(sandbox)
             if only_stopped and current is not None and current.status in ACTIVE:
@@ -600,7 +600,7 @@ class Sandboxes:
         self._context.spawn(self._clear(ended, deleted), f"clear away {sandbox.id}", finish=True)
         return sandbox
 
-    def _had(self, sandbox: Sandbox, session: str) -> bool:
+    def _owned(self, sandbox: Sandbox, session: str) -> bool:
         found = self._store.sessions.find(session)
         return found is not None and found.sandbox == sandbox.id
 
@@ -615,7 +615,7 @@ class Sandboxes:
                 if snapshot.id not in doomed:
                     self._store.snapshots.mark_unwanted(project, snapshot.id, now_ms=self._context.now_ms())
         for snapshot in deleted:
-            self._snapshots.bury(snapshot)
+            self._snapshots.mark_deleted(snapshot)
         self._store.sandboxes.delete(project, sandbox.name)
         self._context.record(
             "sandbox.destroyed",
@@ -626,13 +626,13 @@ class Sandboxes:
         )
         unused = self._store.snapshots.unwanted(project)
         for snapshot in unused:
-            self._snapshots.bury(snapshot)
+            self._snapshots.mark_deleted(snapshot)
         return deleted + unused
 
     async def _clear(self, sessions: list[str], snapshots: list[Snapshot]) -> None:
         """Delete a destroyed sandbox's files, in the background: no caller waits for it."""
         if snapshots:
-            await self._snapshots.let_go(snapshots)
+            await self._snapshots.release_layers(snapshots)
         for session in sessions:
             try:
                 await self._context.remove_session(session)

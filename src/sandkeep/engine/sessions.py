@@ -241,7 +241,7 @@ class Sessions:
         for session in self._store.sessions.active_on_host(self._context.driver.host):
             await self._try_to_reconcile(session)
 
-    async def settle(self) -> None:
+    async def reconcile_unfinished(self) -> None:
         """Complete the moves of sessions that an earlier failure left between two states."""
         for session in self._store.sessions.active_on_host(self._context.driver.host):
             under_way = self._context.locked(session.project, session.sandbox_name)

@@ -49,11 +49,11 @@ class Snapshots:
             return
         with self._store.transaction():
             for snapshot in snapshots:
-                self.bury(snapshot)
-        await self.let_go(snapshots)
+                self.mark_deleted(snapshot)
+        await self.release_layers(snapshots)
 
-    def bury(self, snapshot: Snapshot) -> None:
-        """Turn the row into a tombstone, in the caller's transaction; the caller then calls ``let_go``."""
+    def mark_deleted(self, snapshot: Snapshot) -> None:
+        """Mark the row as deleted, in the caller's transaction. The caller then calls ``release_layers``."""
         if snapshot.status is SnapshotStatus.DELETED:
             return
         project, made_by = snapshot.project, snapshot.sandbox
@@ -62,7 +62,7 @@ class Snapshots:
         named = (made_by, None if box is None else box.name)
         self._context.record("snapshot.deleted", project, sandbox=named, snapshot=snapshot.id)
 
-    async def let_go(self, snapshots: Iterable[Snapshot]) -> None:
+    async def release_layers(self, snapshots: Iterable[Snapshot]) -> None:
         """Release the layers of deleted snapshots, also of earlier deletions that were interrupted."""
         holds = [(snapshot.layer, snapshot.id) for snapshot in snapshots]
         await self._context.storage.release_layers(holds)

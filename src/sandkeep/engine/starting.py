@@ -69,7 +69,9 @@ class Starting:
         except BaseException as error:
             self.fail(session, Cause.BOOT_FAILED, str(error))
             self._context.spawn(
-                drives.let_go(self._context, session), f"let go of drives of {session.id}", finish=True
+                drives.release_snapshots(self._context, session),
+                f"release drives of {session.id}",
+                finish=True,
             )
             raise
         finally:

@@ -63,7 +63,7 @@ class Upkeep:
     async def turn(self) -> None:
         chores: tuple[Callable[[], Awaitable[None]], ...] = (
             self._sync_snapshots,
-            self._sessions.settle,
+            self._sessions.reconcile_unfinished,
             self._batches.finish,
             self._sandboxes.finish_removals,
             self._sandboxes.destroy_overdue,

@@ -41,7 +41,7 @@ class Remover:
         self._launch(self.mode)
         if self.mode == "subuid":
             try:
-                answer = self._hear()
+                answer = self._receive()
                 if "error" in answer:
                     raise SandkeepError(answer["error"])
                 assert self._process is not None
@@ -95,9 +95,9 @@ class Remover:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # reported below
-        return self._hear()
+        return self._receive()
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -255,16 +255,16 @@ class Egress:
         """Accept connections or queries; later if the session has used up its time."""
         if self.account.must_wait():
             self._loop.remove_reader(listener.fileno())
-            self.account.when_free(lambda: self._hear_again(listener))
+            self.account.when_free(lambda: self._resume_listening(listener))
         else:
-            self._hear(listener)
+            self._accept_ready(listener)
 
-    def _hear_again(self, listener: socket.socket) -> None:
+    def _resume_listening(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:
             self._listen(listener)
-            self._hear(listener)
+            self._accept_ready(listener)
 
-    def _hear(self, listener: socket.socket) -> None:
+    def _accept_ready(self, listener: socket.socket) -> None:
         take = self._accept if listener.type == socket.SOCK_STREAM else self._responder.on_datagram
         with self.account.charged():
             # In a context that charges the tasks it makes as well.

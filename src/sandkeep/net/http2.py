@@ -117,7 +117,7 @@ class _Server:
                     for event in events:
                         self._take(event)
                 except (ProtocolError, BadMessage, frames.TooLong):
-                    self._say_goodbye(ErrorCodes.ENHANCE_YOUR_CALM)
+                    self._send_goaway(ErrorCodes.ENHANCE_YOUR_CALM)
                     await self._flush()
                     return
                 if not piece:
@@ -133,7 +133,7 @@ class _Server:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _say_goodbye(self, code: ErrorCodes) -> None:
+    def _send_goaway(self, code: ErrorCodes) -> None:
         try:
             self._connection.close_connection(code)
         except ProtocolError:

@@ -320,7 +320,7 @@ class Ingress:
         given += [value for name, value in request.headers if name == _TOKEN]
         if not any(_same(one.decode("latin-1"), route.token) for one in given):
             return _page(401, "Token required", "This sandbox port is protected.")
-        request.headers = [item for item in request.headers if not _tells(item[1], route.token)]
+        request.headers = [item for item in request.headers if not _reveals(item[1], route.token)]
         return None
 
     def _take_cookies(self, request: Request) -> list[bytes]:
@@ -348,7 +348,7 @@ def _is_parameter(name: str) -> bool:
     return name.strip().lower() == _PARAMETER
 
 
-def _tells(value: bytes, token: str) -> bool:
+def _reveals(value: bytes, token: str) -> bool:
     """Whether a header contains the token, or a link with one, as a Referer may."""
     text = unquote(value.decode("latin-1")).lower()
     return token in text or _PARAMETER in text

@@ -354,12 +354,12 @@ def main(data_dir: str) -> NoReturn:
         _start(data_dir)
     except (OSError, SandkeepError) as error:
         failure = error if isinstance(error, SandkeepError) else InternalError(f"netd cannot start: {error}")
-        _tell({"error": failure.to_json()})
+        _report_start({"error": failure.to_json()})
         os._exit(1)
     os._exit(0)
 
 
-def _tell(message: dict[str, Any]) -> None:
+def _report_start(message: dict[str, Any]) -> None:
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
@@ -385,7 +385,7 @@ def _start(data_dir: str) -> None:
     absent = confine.give_up(uid)
     # Once more: the peer credentials that clients see are those of the process that called listen last.
     control.listen(128)
-    _tell({"ready": os.getpid(), "absent": absent})
+    _report_start({"ready": os.getpid(), "absent": absent})
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)

@@ -95,12 +95,12 @@ class _Pump:
         account = self._relay.account
         if account.must_wait():
             self._relay.loop.remove_reader(self._source.fileno())
-            account.when_free(self._go_on)
+            account.when_free(self._continue)
             return
         with account.charged():
             self._move()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """In turn, after others of the session."""
         if self.ended:
             return

@@ -52,7 +52,7 @@ class ResponseParser:
             raise TransportError("the connection to the server was lost")
         self.complete = True
 
-    def taken(self) -> None:
+    def mark_read(self) -> None:
         """Note that the rest of the body was read past this parser."""
         self.left = 0
         self.complete = True

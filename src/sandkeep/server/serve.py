@@ -98,11 +98,11 @@ def take_lock(data_dir: str) -> int:
             f"another server is running on {data_dir}" + (f" (process {holder})" if holder else ""),
             hint="stop that server, or choose another --data-dir",
         ) from None
-    _say_who(fd)
+    _write_owner(fd)
     return fd
 
 
-def _say_who(lock: int) -> None:
+def _write_owner(lock: int) -> None:
     """Write our process id into the lock file, for people. Overwriting needs no free space on most disks."""
     line = f"{os.getpid()}\n".encode()
     try:
@@ -323,10 +323,10 @@ class ServerProcess:
         if not self._options.quiet:
             with suppress(OSError):  # the disk of our output may be full too
                 print(_how_to_connect(self._data_dir, path, url), flush=True)
-        self._tell(READY)
+        self._report_start(READY)
         self._hang_up()
 
-    def _tell(self, outcome: bytes) -> None:
+    def _report_start(self, outcome: bytes) -> None:
         """Report the outcome to the process that started the server."""
         if self._ready_fd is not None:
             with suppress(BrokenPipeError):

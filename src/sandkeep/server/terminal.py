@@ -189,7 +189,7 @@ class Terminals:
     ) -> None:
         """Pass on output and keystrokes until the program ends or the client disconnects."""
         showing = asyncio.create_task(self._show(process, offset, send), name=f"show {process.id}")
-        hearing = asyncio.create_task(self._hear(process, receive), name=f"hear {process.id}")
+        hearing = asyncio.create_task(self._receive_input(process, receive), name=f"hear {process.id}")
         tasks = [showing, hearing]
         if ticket.extend:
             tasks.append(asyncio.create_task(self._extend(ticket), name=f"extend {process.id}"))
@@ -233,7 +233,7 @@ class Terminals:
         await send({"type": "websocket.send", "text": exit_message(code)})
         await send({"type": "websocket.close", "code": 1000})
 
-    async def _hear(self, process: Process, receive: Receive) -> None:
+    async def _receive_input(self, process: Process, receive: Receive) -> None:
         """Pass on keystrokes and sizes until the client disconnects.
 
         A disconnect must be noticed even while the process reads nothing, and only reading notices it. So a
@@ -252,7 +252,7 @@ class Terminals:
                             continue
                         typing.result()
                     patience = STALLED_SECONDS
-                    typing = asyncio.create_task(self._type(where, message["bytes"]))
+                    typing = asyncio.create_task(self._write_keys(where, message["bytes"]))
                 elif message.get("text"):
                     request = read_message(message["text"])
                     if isinstance(request, Resize):
@@ -267,7 +267,7 @@ class Terminals:
                 typing.cancel()
                 await asyncio.gather(typing, return_exceptions=True)
 
-    async def _type(self, where: tuple[str, str, str], keys: bytes) -> None:
+    async def _write_keys(self, where: tuple[str, str, str], keys: bytes) -> None:
         try:
             await self._engine.processes.write_stdin(*where, keys)
         except (NotFound, StdinUnavailable, StdinStalled):

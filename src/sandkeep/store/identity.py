@@ -25,7 +25,7 @@ _CHECKED_BYTES: Final = 16 << 20
 _CORRUPT: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-class Found(NamedTuple):
+class Contents(NamedTuple):
     """The layers and sessions in a data directory, which its store must know."""
 
     layers: int
@@ -35,9 +35,9 @@ class Found(NamedTuple):
         return f"{self.layers} layers and {self.sessions} sessions"
 
 
-def look(data_dir: str) -> Found:
+def count_contents(data_dir: str) -> Contents:
     """Count the layers and sessions of a data directory."""
-    return Found(_count(os.path.join(data_dir, "layers")), _count(os.path.join(data_dir, "sessions")))
+    return Contents(_count(os.path.join(data_dir, "layers")), _count(os.path.join(data_dir, "sessions")))
 
 
 def _count(directory: str) -> int:
@@ -76,7 +76,7 @@ def open_store(data_dir: str, *, now_ms: int, adopt: bool = False, alone: bool =
         StoreMismatch: it is missing, empty, older, damaged or another one, and there are layers or sessions.
     """
     path = os.path.join(data_dir, STORE)
-    found = look(data_dir)
+    found = count_contents(data_dir)
     if any(found) and not adopt and not os.path.exists(path) and read(data_dir) is None:
         raise _half_removed(data_dir, path, found)
     if any(found) and not adopt and not _has_content(path):
@@ -117,7 +117,7 @@ def _has_content(path: str) -> bool:
         return False
 
 
-def _compare(store: Store, beside: StoreIdentity | None, path: str, found: Found) -> None:
+def _compare(store: Store, beside: StoreIdentity | None, path: str, found: Contents) -> None:
     own = store.identity.get()
     if beside is None or own is None:
         if store.is_empty():
@@ -146,7 +146,7 @@ _WHAT: Final = {
 }
 
 
-def _refusal(path: str, found: Found, what: str, more: str) -> StoreMismatch:
+def _refusal(path: str, found: Contents, what: str, more: str) -> StoreMismatch:
     return StoreMismatch(
         f"the store {path} {_WHAT[what]}{more}; there are {found} that it does not know. Nothing was changed",
         path=path,
@@ -159,7 +159,7 @@ def _refusal(path: str, found: Found, what: str, more: str) -> StoreMismatch:
     )
 
 
-def _half_removed(data_dir: str, path: str, found: Found) -> StoreMismatch:
+def _half_removed(data_dir: str, path: str, found: Contents) -> StoreMismatch:
     """Return the error for a directory left by ``rm -rf``, which deletes the store and not all files."""
     return StoreMismatch(
         f"{data_dir} is half removed: its store is gone, and {found} are left, as 'rm -rf' leaves them, which"

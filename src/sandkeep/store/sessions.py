@@ -131,7 +131,7 @@ class Sessions:
                 session,
             )
             if to in TERMINAL:
-                self._settle(row, now_ms)
+                self._add_totals(row, now_ms)
         return row
 
     def update(
@@ -194,7 +194,7 @@ class Sessions:
             before_ms,
         )
 
-    def _settle(self, session: Session, now_ms: int) -> None:
+    def _add_totals(self, session: Session, now_ms: int) -> None:
         self._db.run(
             "UPDATE sandboxes SET total_active_cpu_ms = total_active_cpu_ms + $1,"
             " total_duration_ms = total_duration_ms + $2,"

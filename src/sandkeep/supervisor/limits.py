@@ -39,7 +39,7 @@ class DiskWatch:
         self._written = 0
         self.interval = RELAXED
 
-    def look(self) -> str | None:
+    def check(self) -> str | None:
         """Return why the session must be stopped, or ``None``."""
         try:
             room = os.statvfs(self._directory)

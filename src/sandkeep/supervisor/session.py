@@ -223,7 +223,7 @@ class Supervisor:
         self._watching = None
         if self._status != RUNNING:
             return
-        if reason := self._disk.look():
+        if reason := self._disk.check():
             self._start_stop(reason)
             return
         limit = self._session.limits["memory"]

@@ -199,7 +199,7 @@ class UnixPool:
                 pipe.empty(fd, count)
                 left -= count
                 yield count
-        parser.taken()
+        parser.mark_read()
 
     def _fill(self, stream: UnixStream, pipe: int, most: int, seconds: float) -> int:
         try:

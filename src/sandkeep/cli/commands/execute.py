@@ -240,7 +240,7 @@ def perform(app: App, box: Sandbox, command: tuple[str, ...], values: dict[str, 
         except attach.Detached as left:
             return _detached(app, box, left.process_id)
         if status > 128 and not _explain(box, box.current_session.id, "the terminal was open", line=False):
-            _tell_limit(app, command[0], wanted, time.monotonic() - began, status)
+            _note_limit(app, command[0], wanted, time.monotonic() - began, status)
         return status
     process = _start(app, box, command, values)
     status = follow(process, stdin=bool(values.get("interactive")))
@@ -278,7 +278,7 @@ def _check_grace(values: dict[str, Any]) -> None:
         raise click.UsageError("--grace needs --timeout")
 
 
-def _tell_limit(app: App, command: str, limit: timedelta | None, ran: float, status: int) -> None:
+def _note_limit(app: App, command: str, limit: timedelta | None, ran: float, status: int) -> None:
     """Say that a command on a terminal was killed by its time limit, if its exit status and run time fit."""
     if limit is not None and status == 128 + signal.SIGKILL and ran >= limit.total_seconds():
         app.note(f"{command}: killed after {span(limit)}")

@@ -48,14 +48,14 @@ def port_forward(app: App, name: str, ports: tuple[tuple[int, int], ...], addres
             forward = box.forward_port(
                 remote, local, address=address, on_failure=lambda error: _failed(app, error)
             )
-            _tell(app, name, held.enter_context(forward))
+            _announce(app, name, held.enter_context(forward))
         try:
             threading.Event().wait()
         except (KeyboardInterrupt, Ended):
-            interrupts.taken()  # this is how it is meant to end
+            interrupts.take_pending()  # this is how it is meant to end
 
 
-def _tell(app: App, name: str, forward: PortForward) -> None:
+def _announce(app: App, name: str, forward: PortForward) -> None:
     if app.json:
         app.out.record({"address": forward.address, "port": forward.port, "remote": forward.remote})
         return

@@ -121,7 +121,7 @@ def opened(app: App, name: str | None, values: dict[str, Any], *, throw_away: bo
             if not values["silent"]:
                 app.note(f"sandbox {box.name}")
         try:
-            interrupts.look()
+            interrupts.raise_pending()
             yield box
         finally:
             if throw_away or values["remove"]:
@@ -144,7 +144,7 @@ def _short_lived(app: App, wanted: NewConfiguration, pulling: options.Pulling) -
         with app.starting("Starting a sandbox"):
             return app.client.create_sandbox(name, **pulling, **wanted)
     except BaseException:
-        if interrupts.came():
+        if interrupts.pending():
             _forget(app, name)
         raise
 

@@ -24,7 +24,7 @@ def stop(app: App) -> None:
 
     A server that was started with 'sandkeep serve' must be stopped where it was started.
     """
-    from sandkeep.cli.holdings import many, running
+    from sandkeep.cli.holdings import plural, running
     from sandkeep.embedded import ask
     from sandkeep.host import datadir
 
@@ -48,7 +48,9 @@ def stop(app: App) -> None:
         app.out.line(f"stopped the server of {directory}")
         if runs_on:
             verb = "runs" if runs_on == 1 else "run"
-            app.note(f"  {many(runs_on, 'sandbox', 'es')} {verb} on; the next command starts another server")
+            app.note(
+                f"  {plural(runs_on, 'sandbox', 'es')} {verb} on; the next command starts another server"
+            )
 
 
 server.add_command(stop)

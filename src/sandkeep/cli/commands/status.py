@@ -36,7 +36,7 @@ def status(app: App) -> None:
     that is named does not answer.
     """
     client = app.client  # refuses an invalid URL, instead of reporting a server that does not answer
-    found = _look(app)
+    found = _survey(app)
     if found["running"]:
         try:
             found["sandboxes"] = _running(client)
@@ -54,7 +54,7 @@ def status(app: App) -> None:
         raise Ended(FAILED)
 
 
-def _look(app: App) -> dict[str, Any]:
+def _survey(app: App) -> dict[str, Any]:
     url = app.url
     directory = data_directory(app.data_dir)
     body: dict[str, Any] = {"client": __version__, "url": url, "dataDirectory": None}
@@ -118,9 +118,9 @@ def _sandboxes(count: int) -> str:
 def _kept(found: dict[str, Any] | None) -> str:
     if found is None:
         return "nothing yet"
-    from sandkeep.cli.holdings import told
+    from sandkeep.cli.holdings import summary
 
-    return told(found)
+    return summary(found)
 
 
 def _fields(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ def uninstall(app: App, yes: bool) -> None:
     directory is gone. Refuses a directory that contains other files. Disable a service that runs the server
     first; remove the program itself the way it was installed.
     """
-    from sandkeep.cli.holdings import holdings, told
+    from sandkeep.cli.holdings import holdings, summary
     from sandkeep.host import datadir
     from sandkeep.host.uninstall import uninstall as remove
 
@@ -35,7 +35,7 @@ def uninstall(app: App, yes: bool) -> None:
     there = datadir.check(directory)
     found = holdings(directory, seconds=_MEASURE_SECONDS) if there else None
     if found is not None and not yes:
-        confirm(f"delete {directory} for good: {told(found)}")
+        confirm(f"delete {directory} for good: {summary(found)}")
     with app.busy(f"Removing {directory}") as doing:
         stays = remove(directory, doing=doing)
     if app.json:
@@ -46,6 +46,6 @@ def uninstall(app: App, yes: bool) -> None:
     if found is None:
         app.note(f"there is no sandkeep data at {directory}")
         return
-    app.out.line(f"removed {directory}: {told(found)}")
+    app.out.line(f"removed {directory}: {summary(found)}")
     if stays is not None:
         app.note(f"  the empty directory stays ({stays}); remove it as a user who may")

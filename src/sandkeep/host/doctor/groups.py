@@ -35,7 +35,7 @@ class Groups:
     ceilings: dict[str, cgroup.Ceiling]
 
 
-def look(data_dir: str) -> Groups:
+def probe(data_dir: str) -> Groups:
     """Fork a child, move it into a scope as the zygote is moved, and probe from there."""
     name = cgroup.group_name(data_dir)
     go, start = os.pipe()
@@ -45,7 +45,7 @@ def look(data_dir: str) -> Groups:
         try:
             os.close(start)
             scoped = os.read(go, 1) == b"s"
-            os.write(reply, json.dumps(_look(name, scoped=scoped)).encode())
+            os.write(reply, json.dumps(_probe(name, scoped=scoped)).encode())
         finally:
             os._exit(0)
     os.close(go)
@@ -64,7 +64,7 @@ def look(data_dir: str) -> Groups:
     return Groups(scope=scope, ceilings=ceilings, **found)
 
 
-def _look(name: str, *, scoped: bool) -> dict[str, Any]:
+def _probe(name: str, *, scoped: bool) -> dict[str, Any]:
     hierarchy = cgroup.detect(parent=name)
     within_reach: list[str] = []
     if scoped:
@@ -89,7 +89,7 @@ def _look(name: str, *, scoped: bool) -> dict[str, Any]:
 
 
 def findings(data_dir: str) -> Iterator[Finding]:
-    groups = look(data_dir)
+    groups = probe(data_dir)
     yield from _scope(groups.scope)
     mode = choose_mode()
     for part in (*_LIMITS, "freeze", "kill"):

@@ -237,13 +237,13 @@ class NativeDriver:
                 raise SessionStopped(f"session {ref.session} has been replaced", session=ref.session)
             if state.get("status") in ENDED:
                 return NativeState.from_json(state)
-            given_up = self._give_up(ref)
+            given_up = self._mark_aborted(ref)
             if given_up is not None:
                 return given_up
             # The supervisor lives but does not listen yet, or no longer: either takes a moment only.
             await asyncio.sleep(LAST_BREATH_SECONDS)
 
-    def _give_up(self, ref: SessionRef) -> NativeState | None:
+    def _mark_aborted(self, ref: SessionRef) -> NativeState | None:
         """Record, for good, that no supervisor runs a session; return ``None`` if one does.
 
         A supervisor that a server requested before it died may still be starting. It checks for this record

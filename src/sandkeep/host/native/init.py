@@ -81,7 +81,7 @@ class Init:
                 elif fd == self._control.fileno():
                     self._serve()
                 else:
-                    self._hear_shim(next((shim for shim in self._shims.values() if shim.pipe == fd), None))
+                    self._read_shim(next((shim for shim in self._shims.values() if shim.pipe == fd), None))
 
     # --- requests ----------------------------------------------------------------------------------------
 
@@ -188,10 +188,10 @@ class Init:
             pass
 
     def _freeze(self, seconds: float) -> None:
-        still = self._stand_still(seconds)
+        still = self._stop_all(seconds)
         self._control.send(json.dumps({"frozen": still}).encode())
 
-    def _stand_still(self, seconds: float) -> bool:
+    def _stop_all(self, seconds: float) -> bool:
         """Stop everything but init by signal; return whether every thread stopped in time.
 
         Signals take effect later than they are sent: until a scan finds every thread stopped, some still run.
@@ -207,14 +207,14 @@ class Init:
                 return still
             time.sleep(0.001)
 
-    def _go_on(self) -> None:
+    def _continue_all(self) -> None:
         """Continue everything, except processes that the session itself had stopped."""
         before, self._stopped_before = self._stopped_before or set(), None
         for pid in {pid for pid, _, _ in _tasks()} - before:
             self._signal(pid, signal.SIGCONT, only=True)
 
     def _thaw(self) -> None:
-        self._go_on()
+        self._continue_all()
         put_off, self._put_off = self._put_off, []
         for request, fds in put_off:
             try:
@@ -267,13 +267,13 @@ class Init:
         """
         checkpoint = self._stopped_before is not None
         for _ in range(_LOOKS):
-            still = self._stand_still(_STILL_SECONDS)
+            still = self._stop_all(_STILL_SECONDS)
             for pid, _ in self._marked(number):
                 self._signal(pid, signal.SIGKILL, only=True)
             if still:
                 break
         if not checkpoint:
-            self._go_on()
+            self._continue_all()
 
     def _marked(self, number: int) -> set[tuple[int, bytes]]:
         """Return living processes of a namespace and their descendants, each with its start time.
@@ -313,12 +313,12 @@ class Init:
                     # A process of the sandbox killed the shim, so the end of its command would not be
                     # reported.
                     self._signal_tree(shim.request, signal.SIGKILL)
-                self._hear_shim(shim)
+                self._read_shim(shim)
                 shim.close()
             elif pid in self._children:
                 self._report(self._children.pop(pid), pid, status, usage.ru_utime + usage.ru_stime)
 
-    def _hear_shim(self, shim: Shim | None) -> None:
+    def _read_shim(self, shim: Shim | None) -> None:
         """Report the end of the command behind a shim, also if the shim died without reporting it."""
         if shim is None or shim.reported:
             return

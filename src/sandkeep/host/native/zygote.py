@@ -54,7 +54,7 @@ def main(control_fd: int, data_dir: str, mode: str, pool: int, way: Way | None =
         body = error.to_json() if isinstance(error, SandkeepError) else _plain(error)
         control.send(json.dumps({"error": body}).encode())
         os._exit(1)
-    _settle(data_dir)
+    _disable_imports(data_dir)
     capabilities = {name: item._asdict() for name, item in host.hierarchy.capabilities.items()}
     control.send(
         json.dumps({"ready": os.getpid(), "cgroup": host.hierarchy.layout, "limits": capabilities}).encode()
@@ -103,7 +103,7 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _settle(data_dir: str) -> None:
+def _disable_imports(data_dir: str) -> None:
     """Disable later imports, which could find the sandbox's own files: everything is imported.
 
     Command lines name the data directory, here and in children: an uninstall must find what still runs in it.
@@ -190,16 +190,16 @@ class Pool:
         """Remove what dead supervisors left, add the supervisor that became ready, or begin another."""
         for one in [one for one in self._ready if _has_ended(one.work)]:
             self._ready.remove(one)
-            self._lose(one)
+            self._discard(one)
         self._lost = {name for name in self._lost if not self._host.remove_ready(name)}
         if self._making is None:
             if len(self._ready) < self._size:
                 self._begin()
         elif _is_readable(self._making.work):
             made, self._making = self._making, None
-            self._take_in(made)
+            self._collect(made)
 
-    def _take_in(self, made: Prepared) -> None:
+    def _collect(self, made: Prepared) -> None:
         message = made.work.recv(16)
         if message == _READY:
             self._died_making = 0
@@ -208,9 +208,9 @@ class Pool:
         self._died_making += 1
         if message == _FAILED or self._died_making == _DEATHS:
             self._size = 0
-        self._lose(made)
+        self._discard(made)
 
-    def _lose(self, one: Prepared) -> None:
+    def _discard(self, one: Prepared) -> None:
         one.work.close()
         self._lost.add(one.name)
 
@@ -243,7 +243,7 @@ class Pool:
             try:
                 sockets.send(one.work, request, fds)
             except OSError:
-                self._lose(one)
+                self._discard(one)
                 continue
             one.work.close()
             return True

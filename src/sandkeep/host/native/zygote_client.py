@@ -118,12 +118,12 @@ class ZygoteClient:
             self.scope = scope.enter(self._process.pid, cgroup.group_name(self._data_dir))
             with suppress(OSError):  # it has ended, which is noticed below
                 ours.send(json.dumps({"scope": self.scope.unit}).encode())
-            message = _hear(ours)
+            message = _receive(ours)
             if "map" in message:
                 map_ids(self._process.pid)
                 with suppress(OSError):
                     ours.send(b"mapped")
-                message = _hear(ours)
+                message = _receive(ours)
             if "error" in message:
                 raise from_json(message["error"])
         except BaseException:
@@ -160,7 +160,7 @@ class ZygoteClient:
                 return b"", []
 
 
-def _hear(sock: socket.socket) -> dict[str, Any]:
+def _receive(sock: socket.socket) -> dict[str, Any]:
     try:
         data = sock.recv(1 << 16)
     except (TimeoutError, ConnectionResetError):  # a reset: it ended before it read the request

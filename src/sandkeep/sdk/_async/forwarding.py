@@ -102,11 +102,11 @@ class Tunnel:
                 if not self._opened:
                     raise StreamClosed(f"the tunnel was closed: {message.reason or message.code}")
             else:
-                self._hear(message)
+                self._handle_text(message)
         if not self._closed:
             await self._flush()
 
-    def _hear(self, text: str) -> None:
+    def _handle_text(self, text: str) -> None:
         try:
             message = read_message(text)
         except msgspec.MsgspecError as error:

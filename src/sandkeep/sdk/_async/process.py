@@ -151,7 +151,7 @@ class Process(OwnWith):
 
     async def refresh(self) -> ProcessInfo:
         """Get the process's record from the server; works after the end of the session too."""
-        return await self._look({})
+        return await self._fetch_info({})
 
     async def poll(self) -> int | None:
         """Return the exit code, or ``None`` while the process runs. Asks the server."""
@@ -183,7 +183,7 @@ class Process(OwnWith):
             began = time.monotonic()
             try:
                 rest = None if until is None else until - began
-                await self._look({"wait": "true"}, timeout=max(left, 0.001), within=rest)
+                await self._fetch_info({"wait": "true"}, timeout=max(left, 0.001), within=rest)
             except RequestTimeout:
                 continue  # it still runs
             except TransportError as error:
@@ -346,7 +346,7 @@ class Process(OwnWith):
         try:
             async for item in live:
                 if isinstance(item, OutputRecord):
-                    self._learn(item.data)
+                    self._update(item.data)
                 elif isinstance(item, OutputChunk | OutputGap):
                     offset = item.end
                     outlets.take(item)
@@ -384,7 +384,7 @@ class Process(OwnWith):
                 pause = _SHORTEST_PAUSE if offset > before else min(2 * pause, _LONGEST_PAUSE)
                 await sleep(min(pause, left))
                 rest = max(patience - time.monotonic(), 0.001)
-                await self._look({}, timeout=rest, within=rest)
+                await self._fetch_info({}, timeout=rest, within=rest)
             except TransportError as error:
                 if over or outlets.caused(error) or time.monotonic() + retry.LONGEST_DELAY < until:
                     raise
@@ -453,7 +453,7 @@ class Process(OwnWith):
         if grace is not None:
             body["grace"] = bodies.grace_period(grace)
         # SIGKILL can be sent twice; a handler of another signal would run twice.
-        self._learn(
+        self._update(
             await self._transport.request(
                 "POST", f"{self._path()}/kill", json=body, replay=number == bodies.SIGKILL
             )
@@ -559,16 +559,16 @@ class Process(OwnWith):
                 raise
             raise self._late(limit) from None
 
-    async def _look(
+    async def _fetch_info(
         self, query: dict[str, str], *, timeout: float | None = None, within: float | None = None
     ) -> ProcessInfo:
         response = await self._transport.request(
             "GET", self._path(), query=query, timeout=timeout, within=within
         )
-        self._learn(response)
+        self._update(response)
         return self._info
 
-    def _learn(self, response: bytes) -> None:
+    def _update(self, response: bytes) -> None:
         self._info = ProcessInfo.of(decode(CommandShown, response).command)
 
     def _late(self, limit: float | None, **facts: Any) -> ProcessTimeout:

@@ -595,13 +595,13 @@ class Sandbox(SandboxState, Runner, OwnWith):
             await shielded(leave, CLEAN_UP_SECONDS)
         except BaseException as interrupted:
             if failure is not None:
-                self._tell(failure, interrupted)
+                self._note_failed_cleanup(failure, interrupted)
             raise
         if failure is None:
             return
         if error is None:
             raise self._left(failure)
-        self._tell(failure, error)
+        self._note_failed_cleanup(failure, error)
 
     async def _leave(self) -> None:
         try:
@@ -623,7 +623,7 @@ class Sandbox(SandboxState, Runner, OwnWith):
         failure.details["sandbox"] = self.name
         return failure
 
-    def _tell(self, failure: SandkeepError, error: BaseException) -> None:
+    def _note_failed_cleanup(self, failure: SandkeepError, error: BaseException) -> None:
         """Report a failed clean-up beside the first error; notes of a cancelled task may never be seen."""
         text = f"cleaning up sandbox {self.name} failed: {self._left(failure)}"
         error.add_note(text)

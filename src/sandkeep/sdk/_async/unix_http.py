@@ -198,7 +198,7 @@ class UnixPool:
                 pipe.empty(fd, count)
                 left -= count
                 yield count
-        parser.taken()
+        parser.mark_read()
 
     async def _fill(self, stream: UnixStream, pipe: int, most: int, seconds: float) -> int:
         try:
