@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from sandkeep.sdk._async.terminal import Terminal
     from sandkeep.sdk._compat_async import Pending
     from sandkeep.sdk.events import Event
+    from sandkeep.sdk.image_config import AuthorConfig, Healthcheck
     from sandkeep.sdk.images import Image, Pulled
     from sandkeep.sdk.network import NetworkEvent, Secret
     from sandkeep.sdk.queries import (
@@ -159,6 +160,7 @@ _WHERE = {
     "sdk._async.terminal": "Terminal",
     "sdk._compat_async": "Pending",
     "sdk.events": "Event",
+    "sdk.image_config": "Healthcheck AuthorConfig",
     "sdk.images": "Image Pulled",
     "sdk.network": "NetworkEvent Secret",
     "sdk.sandboxes": "Configuration ConfigurationChanges Duration NewConfiguration SandboxInfo "
@@ -178,6 +180,7 @@ _WHERE = {
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
 
 __all__ = [
+    "AuthorConfig",
     "Batch",
     "BinaryReader",
     "BinaryWriter",
@@ -203,6 +206,7 @@ __all__ = [
     "Files",
     "Forward",
     "GitSource",
+    "Healthcheck",
     "HostPort",
     "Image",
     "Images",

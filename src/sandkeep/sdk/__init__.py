@@ -14,6 +14,7 @@ other modules are shared by both halves. Nothing here imports the server, the en
 ``events``         events of a project, as values
 ``network``        secrets and network events, as values
 ``images``         images, as values
+``image_config``   what an image's author configured, as values
 ``repairs``        the result of a repair, as values
 ``bodies``         requests as the wire spells them, from the arguments of a call
 ``target``         where the server is, and as whom to talk to it

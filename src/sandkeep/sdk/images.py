@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from sandkeep.dataclass import dataclass
+from sandkeep.sdk.image_config import AuthorConfig
 
 if TYPE_CHECKING:
     from sandkeep.wire.images import ImageObject, PullProgress
@@ -28,6 +30,8 @@ class Image:
     warnings: tuple[str, ...]
     shared: bool
     """Every project of the machine can use it; only the machine's local user can delete it."""
+    config: AuthorConfig = field(default_factory=AuthorConfig)
+    """What its author configured: command, ports, labels and more."""
 
     @classmethod
     def of(cls, shown: ImageObject) -> Image:
@@ -40,6 +44,7 @@ class Image:
             created_at=datetime.fromtimestamp(shown.created_at / 1000, UTC),
             warnings=tuple(shown.warnings),
             shared=shown.shared,
+            config=AuthorConfig.of(shown.config),
         )
 
 

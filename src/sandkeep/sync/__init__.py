@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from sandkeep.sync.streams import ByteReader, StdinWriter, TextReader
     from sandkeep.sync.terminal import Terminal
     from sandkeep.sdk.events import Event
+    from sandkeep.sdk.image_config import AuthorConfig, Healthcheck
     from sandkeep.sdk.images import Image, Pulled
     from sandkeep.sdk.network import NetworkEvent, Secret
     from sandkeep.sdk.queries import (
@@ -158,6 +159,7 @@ _WHERE = {
     "sync.forwarding": "PortForward",
     "sync.terminal": "Terminal",
     "sdk.events": "Event",
+    "sdk.image_config": "Healthcheck AuthorConfig",
     "sdk.images": "Image Pulled",
     "sdk.network": "NetworkEvent Secret",
     "sdk.sandboxes": "Configuration ConfigurationChanges Duration NewConfiguration SandboxInfo "
@@ -177,6 +179,7 @@ _WHERE = {
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
 
 __all__ = [
+    "AuthorConfig",
     "Batch",
     "BinaryReader",
     "BinaryWriter",
@@ -202,6 +205,7 @@ __all__ = [
     "Files",
     "Forward",
     "GitSource",
+    "Healthcheck",
     "HostPort",
     "Image",
     "Images",

@@ -11,6 +11,7 @@ This is the only package that knows that spelling. It does no I/O and holds no s
 ``v1``         requests and responses of our own routes, which official clients do not know
 ``policies``   network policies: the forms a client may send, the stored form, the redacted form
 ``images``     bodies of the routes below ``/v1/images``
+``image_config``  what an image's author configured
 ``secrets``    bodies of the routes below ``/v1/secrets``
 ``tokens``     bodies of the routes below ``/v1/server/tokens``
 ``repairs``    bodies of the routes about damage and its repair

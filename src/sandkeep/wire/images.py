@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
 from sandkeep.wire.base import Body, Object
+from sandkeep.wire.image_config import ImageConfigObject
 
 Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 ImportKind = Literal["directory", "tar", "oci-layout", "docker-archive"]
@@ -44,6 +45,8 @@ class ImageObject(Object, kw_only=True, frozen=True):
     warnings: list[str]
     shared: bool
     """Available to every project, not only to this one."""
+    config: ImageConfigObject = field(default_factory=ImageConfigObject)
+    """What its author configured."""
 
 
 class ImageList(Object, kw_only=True, frozen=True):

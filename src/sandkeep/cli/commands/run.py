@@ -52,13 +52,14 @@ class Run(WithCommand):
         ("the same one again, then stop it", "sandkeep run --name web --stop -- npm test"),
         ("without network", "sandkeep run --network-policy deny-all -- make"),
         ("with a terminal", "sandkeep run -it -- bash"),
+        ("what an image is meant to run", "sandkeep run --image redis:7"),
     ],
 )
 @argument(
     "command",
     nargs=-1,
     metavar="[--] COMMAND...",
-    help="Command to run. Optional with --connect.",
+    help="Command to run. Without it, what the image's author configured. Optional with --connect.",
 )
 @option(
     "--name",
@@ -89,13 +90,23 @@ def run(app: App, command: tuple[str, ...], name: str | None, **values: Any) -> 
     """
     if values["remove"] and values["stop"]:
         raise click.UsageError("--rm and --stop cannot be given together")
-    if not command and not values["connect"]:
-        raise click.UsageError("COMMAND is missing")
+    if not (command or values["connect"] or values["image"]):
+        raise click.UsageError("COMMAND is missing: it is optional only with --image or --connect")
     with opened(app, name, values, throw_away=name is None and not values["stop"]) as box:
         status = _shell(app, box, values) if values["connect"] else 0
+        if not command and not values["connect"]:
+            command = _of_image(app, box)
         if command:
             status = perform(app, box, command, {**values, "timeout": None})
     raise Ended(status)
+
+
+def _of_image(app: App, box: Sandbox) -> tuple[str, ...]:
+    """Return the command that the author of the sandbox's image configured."""
+    for image in app.client.images.list():
+        if image.id == box.image and image.config.argv:
+            return image.config.argv
+    raise click.UsageError(f"COMMAND is missing: the image {box.image} has no entrypoint and no command")
 
 
 def _shell(app: App, box: Sandbox, values: dict[str, Any]) -> int:

@@ -18,6 +18,7 @@ from sandkeep.server.output import HEARTBEAT_SECONDS
 from sandkeep.server.router import Table
 from sandkeep.server.routes.common import REFUSALS
 from sandkeep.wire.base import Body, given
+from sandkeep.wire.image_config import ImageConfigObject
 from sandkeep.wire.images import (
     ImageList,
     ImageObject,
@@ -157,4 +158,5 @@ def _shown(image: Image) -> ImageObject:
         size_bytes=image.size,
         created_at=image.created_ms,
         warnings=list(image.warnings),
+        config=ImageConfigObject.of(image.config),
     )
