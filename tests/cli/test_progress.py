@@ -97,10 +97,14 @@ def test_a_missing_image_is_pulled_when_a_sandbox_is_created(
         shown = ("run", "--image", reference, "--", "cat", "/etc/mark")
         local.fails("run", "--pull", "never", *shown[1:], status=125)
         assert local(*shown).out == b"first"
+        kept = ("run", "--name", f"{name}-kept", "--stop")
+        assert local(*kept, *shown[1:]).out == b"first"
         registry.push(name, "1", runnable(**{"etc/mark": b"second"}))
         assert local(*shown).out == b"first"
         assert local("run", "--pull", "always", *shown[1:]).out == b"second"
     assert local(*shown).out == b"second"
+    assert local(*kept, "--", "cat", "/etc/mark").out == b"first"  # by digest, whatever the tag means now
+    local("rm", f"{name}-kept")
     local("images", "rm", reference)
 
 
